@@ -9,7 +9,7 @@ from dsrun.errors import UsageError
 
 REASONS: Final[dict[str, str]] = toml_beside(__file__)
 """Why rows are left out, by the names that run.json has for it."""
-UNUSABLE: Final = ("unreadable", "columns", "invalid", "template")
+UNUSABLE: Final = ("unreadable", "columns", "invalid", "template", "tool_calls")
 """The reasons that are faults, of which --max-bad-rows allows a share; rows of the others are simply left out."""
 
 UNREADABLE: Final = "\0unreadable"

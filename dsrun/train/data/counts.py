@@ -10,10 +10,10 @@ from dsrun.recipe.preflight import bad_rows
 @dataclass
 class RowCounts:
     """What happened to rows: how many were read, cut, and left out, and why; how many conversations were divided, and
-    into how many samples more. By reason (of `bad_rows`) `left` has [rows, number of a row not behind the first, the
-    first in words]; by side `words` has [tokens, unknown ones], special tokens aside. Row `begin` was the first.
-    `limits` are those of source and target in tokens, with the flags that raise them; () for running text, which is not
-    cut."""
+    into how many samples more; of how many samples the chat template leaves out the tools, and a reasoning. By reason
+    (of `bad_rows`) `left` has [rows, number of a row not behind the first, the first in words]; by side `words` has
+    [tokens, unknown ones], special tokens aside. Row `begin` was the first. `limits` are those of source and target in
+    tokens, with the flags that raise them; () for running text, which is not cut."""
 
     rows: int = 0
     cut: int = 0
@@ -21,6 +21,8 @@ class RowCounts:
     cut_target: int = 0
     divided: int = 0
     extra: int = 0
+    no_tools: int = 0
+    no_reasoning: int = 0
     begin: int = 0
     left: dict[str, list[Any]] = field(default_factory=dict)
     words: dict[str, list[int]] = field(default_factory=dict)
@@ -61,13 +63,19 @@ class RowCounts:
         return f"{number} of {self.encoded:,} examples {'was' if self.cut < 2 else 'were'} cut at {at}"
 
     def notices(self, split: str) -> list[str]:
-        if not self.divided:
-            return []
-        return [
-            f"{split}: {self.divided:,} of {self.rows:,} conversations became {self.divided + self.extra:,} samples, "
-            "as the chat template changes earlier turns: each answer is learned after what the model sees when it "
-            "writes it"
+        found = [
+            f"{split}: the chat template leaves out the {what} of {count:,} samples, which the model neither reads nor "
+            "learns (--chat-template FILE names another template)"
+            for what, count in (("tools", self.no_tools), ("reasoning", self.no_reasoning))
+            if count
         ]
+        if self.divided:
+            found += [
+                f"{split}: {self.divided:,} of {self.rows:,} conversations became {self.divided + self.extra:,} "
+                "samples, as the chat template changes earlier turns: each answer is learned after what the model sees "
+                "when it writes it"
+            ]
+        return found
 
 
 def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:

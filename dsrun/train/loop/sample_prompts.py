@@ -10,7 +10,7 @@ from dsrun.recipe.rows.normal import messages_of
 from dsrun.recipe.rows.readers import read_marked
 from dsrun.runs.records import LineAppender
 from dsrun.train.base.console import Console, shortened
-from dsrun.train.data.encoding.chat import check_template
+from dsrun.train.data.encoding.chat import check_template, with_arguments
 from dsrun.train.data.encoding.tokenizer import affixes_of
 from dsrun.train.loop.generation import padded, write_texts
 from dsrun.train.model.load import evaluating
@@ -39,7 +39,7 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, prefix: str | None, where: str
     of a seq2seq model; None for a causal one."""
     if not isinstance(prompt, str):
         check_template(tokenizer, where)
-        messages = messages_of(prompt, where)
+        messages = [with_arguments(each) for each in messages_of(prompt, where)]
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     if prefix is not None:
         return list(tokenizer(prefix + prompt)["input_ids"])

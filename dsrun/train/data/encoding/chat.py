@@ -1,7 +1,10 @@
 """Conversations as a model reads them: by the chat template of its tokenizer, and what the assistant wrote of them."""
 
-import re
-from dataclasses import dataclass
+import json
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +12,20 @@ from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES
 from dsrun.recipe.preflight.layouts import no_template
 from dsrun.recipe.rows.normal import UNLEARNED
-
-ChatMessages = list[dict[str, Any]]
-
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+from dsrun.system.files import parse_json
+from dsrun.train.data.encoding.written import ChatMessages, ChatRenderer, Spans, reasoning_apart
 
 
 @dataclass(frozen=True)
 class ChatSample:
     """Token ids of a conversation up to some answer; `learned` says of each whether the loss covers it, and `answer` is
-    the index of the last message that it covers."""
+    the index of the last message that it covers. `unread` are the things in the conversation that the template does not
+    write: tools, reasoning."""
 
     ids: list[int]
     learned: list[bool]
     answer: int | None
+    unread: frozenset[str] = frozenset()
 
 
 def set_template(tokenizer: Any, requested: str | None) -> None:
@@ -45,167 +48,107 @@ def encode_chat(
     """A conversation as one sample, or as several where the template changes earlier turns when later ones come: then
     each answer is learned after the history that the model sees when it writes that answer.
 
-    The parts to learn are those that the template marks with `{% generation %}`, else what rendering one message more
-    adds to the text; `options` are what the template gets beside them. Raises UsageError for messages that it refuses.
+    `options` are what the template gets beside messages and tools. Raises UsageError for messages that it refuses,
+    CallNotWritten where it leaves out a call of a tool.
     """
-    answers = [i for i, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNLEARNED)]
-    control = {
-        **tokenizer.get_added_vocab(),
-        **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
-    }
+    answers = {i for i, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNLEARNED)}
     unmarked = [{name: value for name, value in each.items() if name != UNLEARNED} for each in messages]
-    chat = _Chat(tokenizer, unmarked, tools, where, control, options or {})
-    if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
-        return [chat.by_template_marks(answers)]
-    full = chat.render(len(messages))
-    spans: dict[int, tuple[int, int]] = {}
-    apart: list[ChatSample] = []
-    for answer in answers:
-        start, alone = chat.answer_in_its_place(answer)
-        end = _end_in(full, alone, start, chat)
-        if end is None:
-            apart.append(chat.sample(alone, {answer: (start, len(alone))}))
-        else:
-            spans[answer] = (start, end)
-    return [*apart, *([chat.sample(full, spans)] if spans or not apart else [])]
+    chat = ChatRenderer(tokenizer, list(map(with_arguments, unmarked)), tools, where, options or {})
+    try:
+        return _encode(chat, answers)
+    except UsageError:
+        # Few templates take the arguments of a call as JSON in a text (DeepSeek-V3).
+        if any(each.get("tool_calls") for each in messages):
+            with suppress(UsageError):
+                texts = [with_arguments(each, as_text=True) for each in unmarked]
+                return _encode(replace(chat, messages=texts), answers)
+        raise
 
 
-def _same(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _encode(chat: ChatRenderer, answers: set[int]) -> list[ChatSample]:
+    if chat.signs.has_reasoning:
+        chat = replace(chat, messages=[reasoning_apart(each) for each in chat.messages])
+    full = chat.render(chat.messages)
+    # By text: its answers, each in its parts. An answer stands in the longest text that has it as it is written.
+    found: dict[str, dict[int, Spans]] = {full: {}}
+    unread = {"tools"} if chat.ignores_tools(full) else set()
+    for index in reversed(range(len(chat.messages))):
+        # Of calls that are not learned, too, the history must tell.
+        if index not in answers and not chat.messages[index].get("tool_calls"):
+            continue
+        answer = chat.answer(index)
+        if index in answers:
+            unread |= {"reasoning"} if answer.lost_reasoning else set()
+            places = ((text, answer.within(text, chat.signs, chat.tokenizer.eos_token)) for text in found)
+            text, spans = next((each for each in places if each[1] is not None), (answer.text, answer.spans))
+            found.setdefault(text, {})[index] = spans or []
+    if len(found) > 1 and not found[full]:
+        del found[full]
+    return [_sample(chat, text, found[text], frozenset(unread)) for text in reversed(found)]
 
 
-def _end_in(full: str, alone: str, start: int, chat: "_Chat") -> int | None:
-    """Where in the whole conversation an answer ends that ends `alone`, the conversation up to it; None where the two
-    differ before that."""
-    if full.startswith(alone):
-        return len(alone)
-    # Some templates end a conversation, but not each turn of it, with the end token (Phi-3).
-    body = alone.rstrip().removesuffix(chat.end or "")
-    return len(body) if full.startswith(body) and chat.ends_turn(alone[start : len(body)]) else None
+def with_arguments(message: dict[str, Any], *, as_text: bool = False) -> dict[str, Any]:
+    """A message whose calls have their arguments as an object, or as JSON in a text, as OpenAI's format has them; what
+    is not JSON stays as it is. Without calls there is no key for them: templates ask whether it is there."""
+
+    def told(call: Any) -> Any:
+        if isinstance(call, dict) and "function" in call:
+            return {**call, "function": told(call["function"])}
+        arguments = call.get("arguments") if isinstance(call, dict) else None
+        if as_text and isinstance(arguments, dict):
+            return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        with suppress(ValueError):
+            if not as_text and isinstance(arguments, str) and isinstance(found := parse_json(arguments), dict):
+                return {**call, "arguments": found}
+        return call
+
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    calls = message.get("tool_calls")
+    return {**rest, "tool_calls": list(map(told, calls)) if isinstance(calls, list) else calls} if calls else rest
 
 
-@dataclass(frozen=True)
-class _Chat:
-    tokenizer: Any
-    messages: ChatMessages
-    tools: list[Any] | None
-    where: str
-    control: dict[str, int]
-    options: dict[str, Any]
-
-    @property
-    def end(self) -> str | None:
-        return self.tokenizer.eos_token
-
-    def render(self, count: int, **how: Any) -> Any:
-        """The first `count` messages as text."""
-        return self._apply(self.messages[:count], tokenize=False, **how)
-
-    def _apply(self, messages: ChatMessages, **how: Any) -> Any:
-        from jinja2 import TemplateError
-
-        try:
-            return self.tokenizer.apply_chat_template(messages, tools=self.tools, **self.options, **how)
-        except (TemplateError, TypeError) as error:
-            # TypeError: templates index and join what they take for text.
-            raise UsageError(f"{self.where}: the chat template refuses these messages: {error}") from error
-
-    def ends_turn(self, text: str) -> bool:
-        """Whether a text ends with a control token."""
-        return text.rstrip().endswith(tuple(self.control))
-
-    def answer_in_its_place(self, index: int) -> tuple[int, str]:
-        """The conversation up to message `index`, and where in it begins what the assistant writes."""
-        alone = self.render(index + 1)
-        if index == 0:
-            # Many templates cannot render an empty conversation.
-            return max(0, alone.find(str(self.messages[0]["content"]).strip())), alone
-        prompt = self.render(index, add_generation_prompt=True)
-        if not alone.startswith(prompt):
-            # A generation prompt of its own kind, as one that opens a reasoning which this answer does not have.
-            prompt = alone[: max(_same(alone, prompt), _same(alone, self.render(index)))]
-        # Templates move or drop the reasoning before the answer.
-        content = str(self.messages[index]["content"]).rpartition("</think>")[2].strip()
-        if content and content not in alone[len(prompt) :]:
-            raise UsageError(
-                f"{self.where}: the chat template changes what precedes an answer, so what the assistant wrote cannot "
-                "be told apart",
-                fix="--chat-template FILE with {% generation %} … {% endgeneration %} around the assistant's part",
-            )
-        return len(prompt), alone
-
-    def by_template_marks(self, answers: list[int]) -> ChatSample:
-        how = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = self._apply(self.messages, **how)
-        ids, learned = list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
-        written = [i for i, each in enumerate(self.messages) if each["role"] == "assistant"]
-        if written != answers:
-            learned = self._without_others(learned, written, answers)
-        return ChatSample(ids, learned, answers[-1] if answers else None)
-
-    def _without_others(self, learned: list[bool], written: list[int], answers: list[int]) -> list[bool]:
-        """The marks of `answers` alone, told by their order."""
-        starts = [k for k, mark in enumerate(learned) if mark and not (k and learned[k - 1])]
-        if len(starts) != len(written):
-            raise UsageError(
-                f"{self.where}: the chat template marks {len(starts)} parts of {len(written)} answers, of which only "
-                f"{len(answers)} are to be learned",
-                fix="put {% generation %} around the whole of each answer",
-            )
-        kept = [False] * len(learned)
-        for message, start in zip(written, starts, strict=True):
-            if message in answers:
-                end = next((k for k in range(start, len(learned)) if not learned[k]), len(learned))
-                kept[start:end] = [True] * (end - start)
-        return kept
-
-    def sample(self, text: str, spans: dict[int, tuple[int, int]]) -> ChatSample:
-        """The tokens of a rendered conversation; `spans` are its answers by message, in characters."""
-        mark = self._mark_by_offsets if self.tokenizer.is_fast else self._mark_by_prefixes
-        ids, parts = mark(text, list(spans.values()))
-        learned, control = [False] * len(ids), set(self.control.values())
-        for part in filter(None, parts):
-            for k in part:
-                learned[k] = True
-            after = part[-1] + 1
-            if any(ids[k] in control for k in part):
-                continue
-            # The end of an answer must be learned too: the next turn's control token where that ends it (GLM).
-            if after < len(ids):
-                learned[after] = ids[after] in control
-            elif self.tokenizer.eos_token_id is not None:
-                ids, learned = [*ids, self.tokenizer.eos_token_id], [*learned, True]
-        return ChatSample(ids, learned, max(spans, default=None))
-
-    def _mark_by_offsets(self, full: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[list[int]]]:
-        found = self.tokenizer(full, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, offsets = found["input_ids"], found["offset_mapping"]
-        control = set(self.control.values())
-        parts = []
-        for start, end in spans:
-            inside = [k for k, (left, right) in enumerate(offsets) if start <= left < end and right > left]
+def _sample(chat: ChatRenderer, text: str, answers: dict[int, Spans], unread: frozenset[str]) -> ChatSample:
+    """The tokens of a rendered conversation; `answers` are what is learned of it."""
+    ends, control = chat.signs.ends, set(chat.signs.control.values())
+    ids, place = _tokens(chat, text)
+    learned = [False] * len(ids)
+    for spans in answers.values():
+        part = [k for left, right in spans for k in range(place(left), place(right))]
+        last = next((k for k in reversed(part) if chat.tokenizer.decode(ids[k]).strip()), -1)
+        is_closed = ends and last >= 0 and ids[last] in control
+        for k in part:
             # ChatML closes a turn with a control token and a line break; generation stops before the line break.
-            while len(inside) > 1 and not full[slice(*offsets[inside[-1]])].strip() and ids[inside[-1]] not in control:
-                if not any(ids[k] in control for k in inside):
-                    break
-                inside.pop()
-            parts.append(inside)
-        return list(ids), parts
+            learned[k] = not is_closed or k <= last
+        # The end of an answer must be learned too: the next turn's control token where that ends it (GLM).
+        if is_closed or not part:
+            continue
+        if part[-1] + 1 < len(ids):
+            learned[part[-1] + 1] |= ids[part[-1] + 1] in control
+        elif chat.tokenizer.eos_token_id is not None:
+            ids, learned = [*ids, chat.tokenizer.eos_token_id], [*learned, True]
+    return ChatSample(ids, learned, max(answers, default=None), unread)
 
-    def _mark_by_prefixes(self, full: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[list[int]]]:
-        """For tokenizers without offsets: a span begins and ends where the tokens of its prefix end."""
-        ids = list(self.tokenizer(full, add_special_tokens=False, verbose=False)["input_ids"])
-        parts = []
-        for span in spans:
-            edges = []
-            for edge in span:
-                prefix = self.tokenizer(full[:edge], add_special_tokens=False, verbose=False)["input_ids"]
-                if ids[: len(prefix)] != prefix:
-                    raise UsageError(
-                        f"{self.where}: this slow tokenizer joins the assistant's text with the preceding text",
-                        fix="use a fast tokenizer: --use-fast-tokenizer true",
-                    )
-                edges.append(len(prefix))
-            parts.append(list(range(*edges)))
-        return ids, parts
+
+def _tokens(chat: ChatRenderer, text: str) -> tuple[list[int], Callable[[int], int]]:
+    """The tokens of a text, and which is the first that begins at a character or behind it."""
+
+    def encoded(text: str, **how: Any) -> Any:
+        return chat.tokenizer(text, add_special_tokens=False, verbose=False, **how)
+
+    if chat.tokenizer.is_fast:
+        found = encoded(text, return_offsets_mapping=True)
+        starts = [left for left, _ in found["offset_mapping"]]
+        return list(found["input_ids"]), lambda character: bisect_left(starts, character)
+    ids = list(encoded(text)["input_ids"])
+
+    def after(character: int) -> int:
+        """Without offsets a part begins and ends where the tokens of what is before it end."""
+        prefix = encoded(text[:character])["input_ids"]
+        if ids[: len(prefix)] != prefix:
+            raise UsageError(
+                f"{chat.where}: this slow tokenizer joins the assistant's text with the preceding text",
+                fix="use a fast tokenizer: --use-fast-tokenizer true",
+            )
+        return len(prefix)
+
+    return ids, after

@@ -38,8 +38,8 @@ class PreferenceEncoder(RowEncoder):
         """Both conversations of a row, or nothing where one of them cannot be rendered, which is counted."""
         found = RowCounts()
         chosen, rejected = (self._tolerant({**row, "messages": row[side]}, found) for side in ("chosen", "rejected"))
-        if found.left:
-            counts.leave_out("template", found.left["template"][-1])
+        for reason, (*_, first) in found.left.items():
+            counts.leave_out(reason, first)
             return []
         if len(chosen) != 1 or len(rejected) != 1:
             several = f"{row['where']}: an answer has several turns, and the chat template changes earlier ones"

@@ -20,6 +20,7 @@ from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
 from dsrun.train.data.encoding.unknown import UnknownTokens, refuse_unknown
+from dsrun.train.data.encoding.written import CallNotWritten
 
 STREAMED_ROWS = 1000
 """Rows of a stream that a share of bad ones is a share of as long as fewer are read."""
@@ -251,9 +252,11 @@ class RowEncoder:
         """The samples of a row of tokens or of a conversation; none of one that cannot be used, which is counted."""
         try:
             return self._given(row, counts) if self.kind == "tokens" else self._conversation(row, counts)
+        except CallNotWritten as error:
+            counts.leave_out("tool_calls", str(error))
         except UsageError as error:
             counts.leave_out("invalid" if self.kind == "tokens" else "template", str(error))
-            return []
+        return []
 
     def _conversation(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
         messages = parse_json(row["messages"])
@@ -261,6 +264,8 @@ class RowEncoder:
         samples = encode_chat(self.tokenizer, messages, tools, row["where"], options)
         counts.extra += len(samples) - 1
         counts.divided += len(samples) > 1
+        counts.no_tools += sum("tools" in sample.unread for sample in samples)
+        counts.no_reasoning += sum("reasoning" in sample.unread for sample in samples)
         return [self._chat_row(sample, messages, row["where"]) for sample in samples]
 
     def _chat_row(self, sample: ChatSample, messages: list[RawRow], where: str) -> RawRow:

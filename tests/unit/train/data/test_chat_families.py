@@ -101,10 +101,27 @@ def test_each_answer_learned_after_what_the_model_sees_then(tokenizer, expected,
 
 @pytest.mark.parametrize("tokenizer", ["r1"], indirect=True)
 def test_answer_that_does_not_continue_the_generation_prompt(tokenizer):
-    """The history has no reasoning, so only the answer itself is known; it is learned from where the prompt forks."""
-    found, count = learned(tokenizer, TALK)
+    """Without a reasoning it is learned from where the prompt forks."""
+    plain = [{"role": each["role"], "content": each["content"]} for each in TALK]
+    found, count = learned(tokenizer, plain)
     assert [text for _, text in found] == ["yo<|im_end|>", "ok<|im_end|>"]
     assert count == 1
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("tokenizer", ["r1"], indirect=True)
+def test_reasoning_that_the_prompt_opens_is_learned_though_the_template_drops_it(tokenizer, inline):
+    talk = TALK
+    if inline:
+        thoughts = [f"<think>\n{each.get('thinking')}\n</think>\n\n" * ("thinking" in each) for each in TALK]
+        talk = [
+            {"role": m["role"], "content": thought + m["content"]} for m, thought in zip(TALK, thoughts, strict=True)
+        ]
+    found, count = learned(tokenizer, talk)
+    assert [text for _, text in found] == ["greet\n</think>\n\nyo<|im_end|>", "agree\n</think>\n\nok<|im_end|>"]
+    assert count == 2
+    for (before, _), answer in zip(found, (2, 4), strict=True):
+        assert before == tokenizer.apply_chat_template(TALK[:answer], add_generation_prompt=True, tokenize=False)
 
 
 @pytest.mark.parametrize("tokenizer", TEMPLATES, indirect=True)

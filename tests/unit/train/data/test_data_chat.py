@@ -66,6 +66,23 @@ def test_answers_of_template_rewriting_history_learned_apart(causal):
     assert (first.answer, second.answer) == (1, 3)
 
 
+def test_answers_that_cannot_be_told_apart_are_told_by_marks(causal):
+    """The template counts all messages at the beginning and each in its answer, which so is another alone."""
+    begin, end = "{% generation %}", "{% endgeneration %}"
+    counting = (
+        "{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        f"{begin}{{{{ loop.index }}}}:{{{{ m.content }}}}<|im_end|>{end}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    causal.chat_template = counting.replace(begin, "").replace(end, "")
+    with pytest.raises(UsageError) as refused:
+        encode_chat(causal, TALK, None, "x")
+    assert begin in refused.value.fix
+    causal.chat_template = counting
+    samples = encode_chat(causal, TALK, None, "x")
+    assert [learned(causal, each.ids, each.learned) for each in samples] == ["2:yo<|im_end|>", "4:ok<|im_end|>"]
+
+
 def test_chat_template_error_gives_reason(causal):
     causal.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(UsageError, match="row 3: the chat template refuses these messages: roles must alternate"):
@@ -80,6 +97,15 @@ def test_chat_loss_mask_of_newline_ending_turn(causal):
     )
     ids, marks = one(causal, TALK, None, "x")
     assert learned(causal, ids, marks) == "yo\n|ok\n</s>"
+
+
+def test_answer_that_begins_like_the_header_before_it(causal):
+    causal.chat_template = (
+        "{% for m in messages %}{{ 'Q ' if m.role == 'user' else 'A ' }}{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}A {% endif %}"
+    )
+    ids, marks = one(causal, [TALK[0], {"role": "assistant", "content": "A A b"}], None, "x")
+    assert learned(causal, ids, marks) == "A A b</s>"
 
 
 def test_chat_opened_by_assistant(causal):
@@ -101,8 +127,7 @@ def test_chat_loss_mask_of_slow_tokenizer(causal):
             return causal(text, **how)
 
     ids, marks = one(Slow(), TALK, None, "x")
-    # Without offsets the line break after the end of turn cannot be told from it.
-    assert learned(causal, ids, marks) == "yo<|im_end|>\n|ok<|im_end|>\n"
+    assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
 
 
 def test_prepared_chat_rows(causal, prepare, jsonl):
@@ -233,6 +258,40 @@ def test_row_that_the_template_refuses_counted(causal, prepare, jsonl):
     assert len(data.train) == 8
     assert "too short" in data.counts["train"].left["template"][-1]
     assert any("4 of 5 conversations became 8 samples" in notice for notice in data.notices)
+
+
+CALL = {"function": {"name": "add", "arguments": '{"one": 1}'}}
+
+
+def test_row_whose_call_the_template_leaves_out_counted_by_a_name_of_its_own(causal, prepare, jsonl):
+    called = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}, *TALK[2:]]
+    options = {"train_file": jsonl([{"messages": TALK}, {"messages": called}]), "validation_split_percentage": 0}
+    with pytest.raises(UsageError, match="line 2: the chat template leaves out a call of add"):
+        prepare(causal, "causal-lm", **options)
+    data = prepare(causal, "causal-lm", **options, max_bad_rows=0.5)
+    assert len(data.train) == 1
+    assert list(data.counts["train"].left) == ["tool_calls"]
+
+
+def test_tools_and_reasoning_that_the_template_leaves_out_noted_once(causal, prepare, jsonl):
+    thought = [TALK[0], {**TALK[1], "reasoning_content": "hm"}]
+    rows = [{"messages": TALK, "tools": None}, {"messages": thought, "tools": [{"name": "add"}]}]
+    data = prepare(causal, "causal-lm", train_file=jsonl(rows), validation_split_percentage=0)
+    counts = data.counts["train"]
+    assert (counts.no_tools, counts.no_reasoning) == (1, 1)
+    assert len([notice for notice in data.notices if "leaves out" in notice]) == 2
+
+
+@pytest.mark.parametrize(
+    "written", ["{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}", "{{ c.function.arguments }}"]
+)
+def test_call_learned_as_the_template_takes_its_arguments(written, causal, prepare, jsonl):
+    """As an object, or else as JSON in a text; as Python writes an object it is not JSON."""
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }}" + written + "{% endfor %}<|im_end|>"
+    causal.chat_template = causal.chat_template.replace("<|im_end|>", calls)
+    file = jsonl([{"messages": [TALK[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]}])
+    row = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
+    assert learned(causal, row["input_ids"], masked(row)) == 'add{"one": 1}<|im_end|>'
 
 
 def test_pairs_become_conversations_on_request(causal, prepare, jsonl):
