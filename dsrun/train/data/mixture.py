@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from torch.utils.data import ConcatDataset
 
 from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
@@ -18,10 +19,9 @@ from dsrun.train.data.build_splits import BuildProgress
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.tokenizer import pad_with_end
 from dsrun.train.data.prepare import prepare_data
-from dsrun.train.data.token_files import Joined
 
 
-class DataMixture(Joined):
+class DataMixture(ConcatDataset):
     """The rows of several sets one behind the other. `shares` says what of them an epoch takes; None: all, once."""
 
     def __init__(self, sets: Mapping[str, Any], shares: MixtureShares | None = None) -> None:
@@ -30,7 +30,7 @@ class DataMixture(Joined):
         self.shares = shares
 
     def lengths(self) -> np.ndarray:
-        return np.concatenate([token_lengths(rows) for rows in self.tables])
+        return np.concatenate([token_lengths(rows) for rows in self.datasets])
 
 
 def token_lengths(rows: Any) -> np.ndarray:

@@ -2,14 +2,12 @@
 
 import hashlib
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from dsrun.errors import UsageError
 from dsrun.runs.checksum import sum_of
@@ -97,26 +95,7 @@ class TokenBin(Dataset):
         return self._map
 
 
-class Joined(Dataset):
-    """The rows of several tables one behind the other; those of table i end before row ends[i]."""
-
-    def __init__(self, tables: Sequence[Any]) -> None:
-        self.tables = tuple(tables)
-        self.ends = list(accumulate(map(len, self.tables)))
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        number = bisect_right(self.ends, index)
-        row: dict[str, Any] = self.tables[number][index - (self.ends[number - 1] if number else 0)]
-        return row
-
-
-class TokenFiles(Joined):
+class TokenFiles(ConcatDataset):
     """The blocks of several token files, as `TokenBin` has those of one; no block spans two."""
 
     column_names = TokenBin.column_names
@@ -127,21 +106,21 @@ class TokenFiles(Joined):
 
     @property
     def tokens(self) -> int:
-        return sum(file.tokens for file in self.tables)
+        return sum(file.tokens for file in self.datasets)
 
     @property
     def fingerprint(self) -> str:
-        return "; ".join(file.fingerprint for file in self.tables)
+        return "; ".join(file.fingerprint for file in self.datasets)
 
     def lengths(self) -> np.ndarray:
-        return np.concatenate([file.lengths() for file in self.tables])
+        return np.concatenate([file.lengths() for file in self.datasets])
 
     def cut(self, first: int, last: int) -> "TokenFiles":
         """The blocks from `first` to before `last`."""
-        starts = [end - len(file) for file, end in zip(self.tables, self.ends, strict=True)]
+        starts = [end - len(file) for file, end in zip(self.datasets, self.cumulative_sizes, strict=True)]
         cut = [
             file.cut(max(0, first - start), max(0, min(len(file), last - start)))
-            for file, start in zip(self.tables, starts, strict=True)
+            for file, start in zip(self.datasets, starts, strict=True)
             if start < last and start + len(file) > first
         ]
         return TokenFiles(cut)

@@ -164,7 +164,7 @@ class TrainerBuilder(PreparedRun):
         if reason or not isinstance(loss, ModelLoss):
             self.console.notice(f"{reason}: the training loss of each set is not logged; evaluation is by set")
             return loss
-        return LossBySet(loss, [*rows.sets], rows.ends)
+        return LossBySet(loss, [*rows.sets], rows.cumulative_sizes)
 
     def _set_generation(self, arguments: Any) -> None:
         """How long generated texts may be; no generation where there are no prompts to generate from."""

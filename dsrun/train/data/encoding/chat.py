@@ -1,5 +1,6 @@
 """Conversations as a model reads them: by the chat template of its tokenizer, and what the assistant wrote of them."""
 
+import inspect
 import json
 from bisect import bisect_left
 from collections.abc import Callable
@@ -51,6 +52,10 @@ def encode_chat(
     `options` are what the template gets beside messages and tools. Raises UsageError for messages that it refuses,
     CallNotWritten where it leaves out a call of a tool.
     """
+    # What transformers itself gives the template, or does with its text.
+    own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {"documents"}
+    if taken := sorted(own & (options or {}).keys()):
+        raise UsageError(f"{where}: {taken[0]} is not for a row to set", fix="remove it from chat_template_kwargs")
     answers = {i for i, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNLEARNED)}
     unmarked = [{name: value for name, value in each.items() if name != UNLEARNED} for each in messages]
     chat = ChatRenderer(tokenizer, list(map(with_arguments, unmarked)), tools, where, options or {})

@@ -210,7 +210,7 @@ def _signs_of(tokenizer: Any, template: str) -> TurnSigns:
     # Gemma's added tokens have runs of line breaks and spaces among them.
     control = {token: number for token, number in known.items() if token.strip(" ▁\t\r\n")}
     said = {"role": "assistant", "content": _ANSWER, _REASONING[0]: _THOUGHT}
-    chat = ChatRenderer(tokenizer, [_ASKED, said], None, "")
+    chat = ChatRenderer(tokenizer, [_ASKED, said], None, "", {})
     try:
         before, _, after = chat.render(chat.messages).rpartition(_ANSWER)
         asked, prompt = (chat.render([_ASKED], add_generation_prompt=flag) for flag in (False, True))
