@@ -9,8 +9,8 @@ from importlib import import_module
 BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder")
 # Only when named: each takes minutes to more than an hour.
 LONG = (
-    "first_step", "tokenise", "prepared", "memory", "saving", "wheel", "recovery", "watching", "straggler",
-    "translation",
+    "first_step", "tokenise", "prepared", "packed_rows", "memory", "saving", "wheel", "recovery", "watching",
+    "straggler", "translation",
 )  # fmt: skip
 
 

@@ -82,6 +82,7 @@ def blocks(work: Path) -> list[Block]:
         Block(name="memory", argv=(*few, "memory"), limit_s=130, least_s=45),
         Block(name="kill", argv=(*few, "kill"), limit_s=90, least_s=45),
         Block(name="packing", argv=(*few, "packing", "causal"), limit_s=170, least_s=90),
+        Block(name="packed rows", argv=("-m", "bench.packed_rows"), limit_s=100, least_s=40),
         Block(name="doctor", argv=(*few, "doctor"), limit_s=60, least_s=20),
         _timing("T5-large", work, limit_s=120, least_s=80),
         Block(name="Trainer, T5-large", argv=("-m", "bench.gpu.peer", "T5-large", "ddp"), limit_s=70, least_s=40),

@@ -207,8 +207,4 @@ def keep_grouping(saved: dict[str, Any] | None) -> BatchGrouping | None:
     """The grouping in a checkpoint's manifest; a checkpoint without one was trained on in a plain order."""
     if saved is None:
         return None
-    return (
-        BatchGrouping(**saved["grouping"])
-        if "grouping" in saved
-        else BatchGrouping("plain", saved.get("global_batch", 0))
-    )
+    return BatchGrouping(**saved.get("grouping", {"kind": "plain", "global_batch": saved.get("global_batch", 0)}))

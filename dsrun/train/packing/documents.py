@@ -29,9 +29,13 @@ class DocumentAttention:
     """Transformers' `sdpa` attention, which looks within documents where a batch comes with their borders.
 
     `windowed` are the layers that named a sliding window, None where nobody asks: no mask brings it to the others.
+    What follows from the last borders stays for the other layers and for recomputation, which get the same tensor.
     """
 
     windowed: set[int] | None = None
+    _ends: torch.Tensor | None = None
+    _lengths: list[int]
+    _masks: dict[tuple[int, torch.dtype], torch.Tensor]
 
     def __call__(
         self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any
@@ -49,7 +53,32 @@ class DocumentAttention:
         query, key, value = _of_autocast(query, key, value)
         if query.is_cuda and query.dtype in KERNEL_DTYPES and not given.get("dropout"):
             return _by_kernel(module, query, key, value, ends, **given), None
-        return _one_by_one(module, query, key, value, ends, **given), None
+        return self._one_by_one(module, query, key, value, ends, **given), None
+
+    # Compiled, it would be traced again for each set of lengths.
+    @torch.compiler.disable
+    def _one_by_one(self, module: Any, query: Any, key: Any, value: Any, ends: Any, **given: Any) -> torch.Tensor:
+        if ends is not self._ends:
+            self._ends, self._lengths, self._masks = ends, ends.diff().tolist(), {}
+        parts = (tensor.split(self._lengths, dim=2) for tensor in (query, key, value))
+        window = given.get("sliding_window")
+        found = [
+            sdpa_attention_forward(module, *document, self._window_mask(document[0], window), **given)[0]
+            for document in zip(*parts, strict=True)
+        ]
+        return torch.cat(found, dim=1)
+
+    def _window_mask(self, document: torch.Tensor, window: int | None) -> torch.Tensor | None:
+        """What is added to the scores of a document longer than the window; None for shorter ones. It is a corner of
+        that of the longest document."""
+        length = document.shape[2]
+        if not window or length <= window:
+            return None
+        key = window, document.dtype
+        if key not in self._masks:
+            seen = document.new_ones([max(self._lengths)] * 2, dtype=torch.bool).tril().triu(1 - window)
+            self._masks[key] = document.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)
+        return self._masks[key][:length, :length]
 
 
 ATTENTION = DocumentAttention()
@@ -84,28 +113,6 @@ def _by_kernel(module: Any, query: Any, key: Any, value: Any, ends: Any, **given
         options["is_causal"] = causal
         query = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
     return varlen_attn(query, key, value, ends, ends, longest, longest, **options)[None]
-
-
-# Compiled, it would be traced again for each set of lengths.
-@torch.compiler.disable
-def _one_by_one(module: Any, query: Any, key: Any, value: Any, ends: Any, **given: Any) -> torch.Tensor:
-    lengths = ends.diff().tolist()
-    window = given.get("sliding_window")
-    parts = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
-    found = [
-        sdpa_attention_forward(module, *document, _window_mask(document[0], window), **given)[0]
-        for document in zip(*parts, strict=True)
-    ]
-    return torch.cat(found, dim=1)
-
-
-def _window_mask(document: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """True where a token of a document longer than the window may look; None for shorter ones."""
-    length = document.shape[2]
-    if not window or length <= window:
-        return None
-    seen = torch.ones(length, length, dtype=torch.bool, device=document.device)
-    return seen.tril().triu(1 - window)
 
 
 def use_document_attention(model: Any, autocast: torch.dtype | None) -> str | None:

@@ -21,6 +21,9 @@ from dsrun.train.packing.measure import PackingTrial
 
 TokenRows = Sequence[Sequence[Mapping[str, Any]]]
 
+# What tells attention with relative position biases, as T5's, whose layers share those of the first one.
+_BIASED = {"mask", "key_value_states", "position_bias", "past_key_values"}
+
 # Tokens of the documents that a model is probed with: (source, target).
 PROBED = ((19, 22), (24, 17), (21, 20))
 
@@ -82,6 +85,9 @@ def install(model: Any) -> None:
         # The name in all of transformers' encoder-decoders whose positions are absolute.
         if hasattr(stack, "embed_positions"):
             _replace_forward(stack.embed_positions, _restarting)
+        for module in stack.modules():
+            if inspect.signature(module.forward).parameters.keys() >= _BIASED:
+                _replace_forward(module, _masked_once)
     _replace_forward(base, _packed)
 
 
@@ -110,11 +116,11 @@ def _packed(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         encoder, decoder = self.get_encoder(), self.get_decoder()
         with _segments_of(encoder, source_segments), _segments_of(decoder, target_segments):
-            own_source = _as_used(_same(source_segments, source_segments), encoder, self.dtype)
+            own_source = _as_used(same_document(source_segments, source_segments), encoder, self.dtype)
             encoded = encoder(input_ids=kwargs.pop("input_ids"), attention_mask=own_source)
-            own_target = _same(target_segments, target_segments).tril()
+            own_target = same_document(target_segments, target_segments).tril()
             # Padding sees everything: a softmax over nothing is NaN in some kernels, and so are all gradients then.
-            seen = _same(target_segments, source_segments) | target_segments.eq(0)[:, None, :, None]
+            seen = same_document(target_segments, source_segments) | target_segments.eq(0)[:, None, :, None]
             kwargs |= {
                 "encoder_outputs": encoded,
                 "attention_mask": _as_used(seen, decoder, self.dtype),
@@ -126,20 +132,43 @@ def _packed(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _same(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _masked_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention whose first layer puts the mask into the position bias that it hands on, so that no other layer does
+    so again, nor its recomputation: it is as large as the scores. Cross-attention, which has no biases, gets the mask
+    alone, without a copy for each head."""
+
+    def forward(
+        self: Any, hidden: Any, mask: Any = None, key_value_states: Any = None, position_bias: Any = None, **kwargs: Any
+    ) -> Any:
+        if mask is None or not mask.is_floating_point() or kwargs.get("past_key_values") is not None:
+            return original(self, hidden, mask, key_value_states, position_bias, **kwargs)
+        if position_bias is None:
+            position_bias = mask
+            if self.has_relative_attention_bias:
+                # In the order of memory that sdpa takes, or each layer would copy it.
+                position_bias = (self.compute_bias(*mask.shape[-2:], device=mask.device) + mask).contiguous()
+        return original(self, hidden, None, key_value_states, position_bias, is_causal=False, **kwargs)
+
+    return forward
+
+
+def same_document(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """True where both are of the same document: [rows, 1, query, key] of segments [rows, length]."""
     return queries[:, None, :, None] == keys[:, None, None, :]
 
 
 def _as_used(mask: torch.Tensor, stack: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The mask, True where a token may look, in the form that the attention of `stack` takes: as it is, or as numbers
-    to be added to the scores."""
+    """The mask, True where a token may look, as numbers to be added to the scores: sdpa would turn it into these anew
+    in each layer."""
     implementation = stack.config._attn_implementation
-    if implementation == "sdpa":
-        return mask
-    if implementation == "eager":
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-    raise ValueError(f"{implementation} attention takes no mask of documents")
+    if implementation not in ("sdpa", "eager"):
+        raise ValueError(f"{implementation} attention takes no mask of documents")
+    return additive(mask, dtype)
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `mask` is True, else the least number of the dtype, which a row without any True survives, not so inf."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 @contextmanager

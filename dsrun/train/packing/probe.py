@@ -13,7 +13,7 @@ import torch
 from dsrun.errors import one_line
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
-from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
+from dsrun.train.packing.encoder_decoder import additive, install, same_document, trial_of_pairs
 from dsrun.train.packing.gather import OtherRankError, gathered
 from dsrun.train.packing.measure import PackingMeasure, PackingTrial, measure, widths
 
@@ -187,17 +187,11 @@ def packed_inputs(
     inputs = {"input_ids": torch.stack(ids), "position_ids": torch.stack(positions)}
     if method != "position_ids":
         mask = block_causal_mask(torch.stack(segments))
-        inputs["attention_mask"] = mask if method == "mask" else additive(mask)
+        inputs["attention_mask"] = mask if method == "mask" else additive(mask, torch.float32)
     return inputs
 
 
 def block_causal_mask(segments: torch.Tensor) -> torch.Tensor:
     """True where a token may look: earlier ones of its own document; [rows, 1, width, width] of segments [rows,
     width]."""
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    return same & torch.ones_like(same).tril()
-
-
-def additive(mask: torch.Tensor) -> torch.Tensor:
-    """0 where `mask` is True, else the least number of fp32, which a row without any True survives as inf does not."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return same_document(segments, segments).tril()

@@ -170,7 +170,7 @@ def test_kernel_gets_what_its_version_of_torch_takes(monkeypatch, kernel, window
             module._by_kernel(layer, query, key, value, ends, **given)
         return
     found = module._by_kernel(layer, query, key, value, ends, **given)
-    expected = module._one_by_one(layer, query, key, value, ends, **given)
+    expected = ATTENTION._one_by_one(layer, query, key, value, ends, **given)
     assert torch.allclose(found, expected, atol=1e-6)
     gradients = [torch.autograd.grad(each.square().sum(), (query, key, value)) for each in (found, expected)]
     for one, other in zip(*gradients, strict=True):

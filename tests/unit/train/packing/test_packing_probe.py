@@ -158,13 +158,13 @@ def test_leak_under_tf32_is_found(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_encoder_decoder_that_sees_other_documents_is_not_packed(monkeypatch, dtype):
-    same = encoder_decoder._same
+    same = encoder_decoder.same_document
 
     def leaking(queries, keys):
         # The decoder's attention to its source looks one token too far.
         return same(queries, keys) if queries is keys else same(queries, keys).roll(1, -1) | same(queries, keys)
 
-    monkeypatch.setattr(encoder_decoder, "_same", leaking)
+    monkeypatch.setattr(encoder_decoder, "same_document", leaking)
     verdict = probe(small_t5(dtype), pairs=True)
     assert verdict.method is None
     assert "mixes packed documents" in verdict.reason
