@@ -37,6 +37,20 @@ def toml_beside(module: str, name: str | None = None) -> dict[str, Any]:
     return read_toml(os.path.join(os.path.dirname(module), name) if name else os.path.splitext(module)[0] + ".toml")
 
 
+def json_beside(module: str, name: str) -> dict[str, Any]:
+    """The content of a JSON file beside a module."""
+    import json  # not for help
+
+    return dict(kept(os.path.join(os.path.dirname(module), name), json.loads))
+
+
+def toml_folder(module: str, name: str) -> dict[str, Any]:
+    """The tables of all TOML files in a folder beside a module."""
+    folder = os.path.join(os.path.dirname(module), name)
+    files = sorted(file for file in os.listdir(folder) if file.endswith(".toml"))
+    return {key: value for file in files for key, value in read_toml(os.path.join(folder, file)).items()}
+
+
 def read_toml(file: "str | Path") -> dict[str, Any]:
     """The content of a TOML file of dsrun. Its parser is written in Python, and takes as long as click's import."""
     return dict(kept(file, _parsed))

@@ -9,7 +9,6 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,13 +16,15 @@ import click
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsrun.findings.finding import Finding
 
 FORMAT_VERSION = 1
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def write_file(path: Path, content: bytes, *, force: bool, executable: bool = False) -> None:
+def write_file(path: "Path", content: bytes, *, force: bool, executable: bool = False) -> None:
     """Write `content` into `path`. A link stays a link, a file keeps its permissions, and a device or a named pipe is
     written to and never replaced.
 
@@ -58,6 +59,8 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
     if name is None:
         click.echo(content, nl=False)
     else:
+        from pathlib import Path  # not for stdout
+
         write_file(Path(name), content, force=force)
 
 

@@ -17,10 +17,9 @@ file they are in: a code has one home. A level that is not given is error.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import toml_folder
 from dsrun.findings.finding import Finding, Level
 from dsrun.messages import Message
 
@@ -59,7 +58,4 @@ def text_table(key: str) -> dict[str, Any]:
 @cache
 def tables() -> dict[str, Any]:
     """Every code with its texts."""
-    found: dict[str, Any] = {}
-    for file in sorted(Path(__file__).with_name("text").glob("*.toml")):
-        found |= read_toml(file)
-    return found
+    return toml_folder(__file__, "text")

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
+
+from dsrun.datafiles import json_beside
 
 
 class ModelFamily(NamedTuple):
@@ -86,6 +87,8 @@ def model_type_of(model: str | None) -> str | None:
     ("google/umt5-small"); None where it names none of the table."""
     if not model:
         return None
+    from pathlib import Path  # few configurations name a model
+
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["model_type"])
     last = model.rpartition("/")[2].lower()
@@ -95,5 +98,4 @@ def model_type_of(model: str | None) -> str | None:
 @cache
 def other_models() -> frozenset[str]:
     """The model types of transformers that are neither: encoders, and models of images and of speech."""
-    listed = json.loads(Path(__file__).with_name("other_models.json").read_text(encoding="utf-8"))
-    return frozenset(listed["model_types"])
+    return frozenset(json_beside(__file__, "other_models.json")["model_types"])

@@ -8,13 +8,12 @@ tests/integration/test_lint_verdicts.py.
 import json
 import math
 import operator
-import pathlib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import json_beside, toml_beside
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 
@@ -43,10 +42,7 @@ class SchemaBlock(NamedTuple):
 
 @cache
 def _content() -> dict[str, Any]:
-    # Not importlib.resources: its import alone takes longer than reading the file.
-    text = (pathlib.Path(__file__).with_name("ds_schema.json")).read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return json_beside(__file__, "ds_schema.json")
 
 
 @cache

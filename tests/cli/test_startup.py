@@ -59,7 +59,7 @@ MODULES = {
     "plan --help": 120,
     "render-slurm --help": 120,
     "render-k8s --help": 120,
-    "config --zero 3": 156,
+    "config --zero 3": 148,
     "plan --model {model} --count shapes --gpus a100-80:8": 170,
     "render-slurm --nodes 4 -- python train.py": 200,
     "render-slurm --nodes 4 -- train --model demo-t5 --zero 2": 223,

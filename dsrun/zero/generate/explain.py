@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsrun.datafiles import read_toml
+from dsrun import zero
+from dsrun.datafiles import toml_beside
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.config import build, check_config, nested
@@ -31,7 +31,7 @@ class ExplainedKey(NamedTuple):
 @cache
 def meanings() -> dict[str, str]:
     """What the keys do, by their paths."""
-    return read_toml(Path(__file__).parents[1] / "key_meanings.toml")
+    return toml_beside(zero.__file__, "key_meanings.toml")
 
 
 def explain(spec: ZeroSpec, facts: HardwareFacts) -> list[ExplainedKey]:
