@@ -37,11 +37,11 @@ def toml_beside(module: str, name: str | None = None) -> dict[str, Any]:
     return read_toml(os.path.join(os.path.dirname(module), name) if name else os.path.splitext(module)[0] + ".toml")
 
 
-def json_beside(module: str, name: str) -> dict[str, Any]:
+def json_beside(module: str, name: str) -> Any:
     """The content of a JSON file beside a module."""
     import json  # not for help
 
-    return dict(kept(os.path.join(os.path.dirname(module), name), json.loads))
+    return kept(os.path.join(os.path.dirname(module), name), json.loads)
 
 
 def toml_folder(module: str, name: str) -> dict[str, Any]:

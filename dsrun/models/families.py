@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dsrun.datafiles import json_beside
 
@@ -35,37 +35,14 @@ class ModelFamily(NamedTuple):
     """What its models' names on the Hub contain, where a family must be told from a name alone."""
 
 
-_T5 = ModelFamily(overflows_in_fp16=True, relative_positions=True, ties_embeddings=True)
-_TIED = ModelFamily(ties_embeddings=True)
+def _family(facts: dict[str, Any]) -> ModelFamily:
+    return ModelFamily(**{**facts, "name_parts": tuple(facts.get("name_parts", ()))})
 
-# Those whose LM heads in transformers ask for `is_decoder=True`.
-# fmt: off
-_BERT_LIKE = (
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
-    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
-)
-# fmt: on
 
 FAMILIES: Mapping[str, ModelFamily] = {
-    # Raffel et al. 2020; transformers' own code for them keeps the projection `wo` in fp32 and clamps activations.
-    "umt5": _T5._replace(unties_when_loaded=True, name_parts=("umt5",)),
-    "longt5": _T5._replace(name_parts=("longt5", "long-t5")),
-    "mt5": _T5._replace(unties_when_loaded=True, name_parts=("mt5",)),
-    "t5": _T5._replace(unties_when_loaded=True, task_prefix=True, name_parts=("byt5", "t5")),
-    "switch_transformers": _T5._replace(name_parts=("switch-base", "switch-large")),
-    "pop2piano": _T5,
-    "udop": _T5._replace(name_parts=("udop",)),
-    # ALiBi (Press et al. 2022)
-    "bloom": _TIED._replace(relative_positions=True),
-    "mpt": _TIED._replace(relative_positions=True),
-    "bart": _TIED._replace(unused_positions=2),
-    "mbart": _TIED._replace(unused_positions=2),
-    "opt": _TIED._replace(unused_positions=2),
-    "marian": _TIED._replace(computed_positions=True),
-    "pegasus": _TIED._replace(computed_positions=True),
-    **dict.fromkeys(("m2m_100", "gpt2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text"), _TIED),
-    **dict.fromkeys(_BERT_LIKE, _TIED._replace(reads_both_ways=True)),
-    "rembert": ModelFamily(reads_both_ways=True),
+    name: _family(group["facts"])
+    for group in json_beside(__file__, "families.json")
+    for name in group["families"]
 }
 
 SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})
@@ -93,6 +70,13 @@ def model_type_of(model: str | None) -> str | None:
         return str(json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["model_type"])
     last = model.rpartition("/")[2].lower()
     return next((kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None)
+
+
+def is_trained(config: Mapping[str, Any]) -> bool:
+    """Whether `dsrun train` trains models of a config.json: of those of images and text, their text model."""
+    text = config.get("text_config")
+    kinds = (config.get("model_type"), text.get("model_type") if isinstance(text, dict) else None)
+    return any(kind is not None and kind not in other_models() for kind in kinds)
 
 
 @cache
