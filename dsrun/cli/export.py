@@ -10,8 +10,10 @@ import click
 
 from dsrun.checkpoints import export_source
 from dsrun.cli.options import DEBUG, Command
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
+from dsrun.models.folder import find
 from dsrun.runs.folder import RunFolder
+from dsrun.system.files import read_object
 from dsrun.system.host import require_training_packages
 from dsrun.system.terminal.stderr import print_detail, print_note
 
@@ -34,10 +36,22 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 @click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="folder to write")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="dtype of the weights  [default: as saved]")
 @click.option("--merge-lora", is_flag=True, help="merge a LoRA adapter into its base model")
+@click.option("--base", metavar="MODEL", help="the vision-language model to put a text model back into")
+@click.option("--text-only", is_flag=True, help="of a vision-language model, the text model alone")
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="largest size of one file")
 @click.option("--force", is_flag=True, help="replace the content of --to")
 @DEBUG
-def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_shard_size: str, force: bool) -> int:
+def command(
+    *,
+    source: Path,
+    to: Path,
+    dtype: str | None,
+    merge_lora: bool,
+    base: str | None,
+    text_only: bool,
+    max_shard_size: str,
+    force: bool,
+) -> int:
     """Write the weights of a run or a checkpoint as a Hugging Face folder, and verify that it computes the same.
 
     Of a finished RUN this is the final model, else its newest valid checkpoint. It needs no GPU, and memory for one
@@ -56,10 +70,30 @@ def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_
         "merge_lora": merge_lora and not is_merged,
         "limit": limit,
         "force": force,
+        **_base(base, chosen, text_only),
     }
     os.environ.update(ENVIRONMENT)
     print_detail(f"exporting {chosen} to {to}")
     os.execv(sys.executable, [sys.executable, "-m", EXPORTER, json.dumps(request)])
+
+
+def _base(given: str | None, chosen: Path, text_only: bool) -> dict[str, str | bool | None]:
+    """The folder of the model that was trained, as given or as run.json has it; and whether the text model of it is
+    exported alone, as is that of a run with --text-only."""
+    if given:
+        return {"base": str(find(given).folder.absolute()), "text_only": text_only}
+    run = read_object(RunFolder(chosen.parent).run_json) or {}
+    text_only = text_only or bool(run.get("specs", {}).get("train", {}).get("text_only"))
+    try:
+        folder = find(str(run["model"])).folder.absolute()
+    except (KeyError, DsrunError):
+        if run.get("part_of") and not text_only:
+            print_note(
+                f"{run['model']} is not on this machine: the text model of it is exported alone; --base DIR names where"
+                " it is"
+            )
+        return {"base": None, "text_only": text_only}
+    return {"base": str(folder), "text_only": text_only}
 
 
 def shard_bytes(text: str) -> int:

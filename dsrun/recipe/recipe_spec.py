@@ -29,6 +29,7 @@ class TrainSpec:
     task: str = "auto"
     from_scratch: bool = False
     allow_missing_weights: bool = False
+    text_only: bool = False
     model_config: list[str] = field(default_factory=list)
     weights_dtype: str = "float32"
     attn_implementation: str | None = None

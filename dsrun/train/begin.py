@@ -116,7 +116,9 @@ def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedC
         )
     source = start.source if start else None
     gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
-    known = {"parameters": parameters, "packing": batching.facts, "data": facts, "gpus": gpus}
+    whole = getattr(trainer.model, "whole", None)
+    part_of = {"part_of": whole.architecture} if whole else {}
+    known = {"parameters": parameters, **part_of, "packing": batching.facts, "data": facts, "gpus": gpus}
     run.records.start(plan, resumed_from=source, **known)
 
 

@@ -14,7 +14,7 @@ from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
 from dsrun.train.card.card_facts import CardFacts
 from dsrun.train.card.write_card import write_cards
-from dsrun.train.export.final import save_final
+from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.preemption import EvaluationLeftError
@@ -40,7 +40,10 @@ def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
     run.console.print("saving the model")
     spec, tokenizer = run.plan.recipe.spec, trainer.processing_class
     base = partial(unquantized_base, run.plan, tokenizer) if spec.quantization else None
-    save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base)
+    # What it is a part of, where its files hold more than a text model.
+    whole: Any = None if spec.text_only else getattr(trainer.model, "whole", None)
+    more = {"complete": partial(completed, whole, notify=run.console.notice, beat=run.context.heart.beat)}
+    save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base, **more if whole else {})
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
 
 
 def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) -> CardFacts:
+    whole = None if run.plan.recipe.spec.text_only else getattr(trainer.model, "whole", None)
     return CardFacts(
         plan=run.plan,
         data=run.data,
@@ -147,6 +151,7 @@ def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) ->
         best=_best_checkpoint(trainer),
         name=run.folder.path.resolve().name,
         repository=run.plan.recipe.hf.get("hub_model_id"),
+        loader="AutoModelForImageTextToText" if whole else None,
     )
 
 

@@ -80,9 +80,7 @@ def test_export_lora_adapter_without_base_model(tmp_path, monkeypatch):
     config = json.loads((adapter / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "nobody/nothing"
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    (said,) = export(adapter, tmp_path / "out")
-    assert "nobody/nothing" in said
-    assert said.endswith("compared without a forward pass")
+    assert export(adapter, tmp_path / "out") == []
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 

@@ -21,7 +21,7 @@ CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder
 def check_model_folder(path: Path, spec: "TrainSpec") -> None:
     """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
     # A name on the Hub needs none of it.
-    from dsrun.models.families import family_of, other_models
+    from dsrun.models.families import family_of, is_trained, other_models
     from dsrun.models.folder import has_weights
 
     name = spec.model
@@ -43,7 +43,7 @@ def check_model_folder(path: Path, spec: "TrainSpec") -> None:
     config = _config(path / "config.json")
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
-    if kind in other_models() and "auto_map" not in config:
+    if kind in other_models() and not is_trained(config) and "auto_map" not in config:
         raise UsageError(f"--model {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
     if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.model_config:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)

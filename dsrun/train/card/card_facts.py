@@ -41,6 +41,8 @@ class CardFacts:
     best: str | None
     name: str
     repository: str | None
+    loader: str | None = None
+    """The class that loads the model, where that is not the one of its task."""
 
     @property
     def spec(self) -> TrainSpec:

@@ -102,6 +102,7 @@ def _table(facts: CardFacts) -> str:
 
 def _snippet(facts: CardFacts, adapter: bool) -> str:
     spec, auto = facts.spec, AUTO_CLASS[facts.plan.task].__name__
+    auto = facts.loader if facts.loader and not adapter else auto
     place = json.dumps(facts.repository or f"{facts.name}/{'adapter' if adapter else 'model'}")
     # The attribute of the tokenizers of NLLB, mBART and M2M100.
     has_languages = spec.source_lang and hasattr(facts.tokenizer, "src_lang")

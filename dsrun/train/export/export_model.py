@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.runs.manifest import STATE_FILE
+from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.models.headers import stored_weights
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json, replace_folder, sha256_of
 from dsrun.system.host import disk_free
@@ -23,29 +23,30 @@ from dsrun.system.terminal.display import size_text
 from dsrun.system.terminal.stderr import say
 from dsrun.train.base.console import ERROR_STYLE, Console, command_log
 from dsrun.train.base.rank_context import explain_failure
-from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
 from dsrun.train.export import lora, verify
+from dsrun.train.export.file_names import as_in_files
 from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
+from dsrun.train.export.whole import (
+    check_copies,
+    copy_card,
+    copy_companions,
+    put_together,
+    text_weights,
+    whole_config,
+)
+from dsrun.train.model.text_part import WholeCheckpoint, find_whole
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Beside the weights; tokenizers of every family, and code that a model brings along.
-COMPANIONS = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
-    "merges.txt", "*.model", "chat_template*", "additional_chat_templates/*", "*processor_config.json",
-    "sentencepiece*", "spiece*", "*.py",
-)  # fmt: skip
-# DeepSpeed puts its scripts into every checkpoint.
-NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
-
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What `dsrun export` was asked for; `dtype` None keeps that of the checkpoint, `limit` is bytes per shard."""
+    """What `dsrun export` was asked for; `dtype` None keeps that of the checkpoint, `limit` is bytes per shard, `base`
+    the folder of the model that was trained, where it is known."""
 
     source: Path
     to: Path
@@ -53,11 +54,14 @@ class ExportRequest:
     merge_lora: bool
     limit: int
     force: bool
+    base: Path | None = None
+    text_only: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> "ExportRequest":
         values = parse_json(text)
-        return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
+        paths = {name: Path(values[name]) for name in ("source", "to", "base") if values.get(name)}
+        return cls(**{**values, **paths})
 
 
 def main(argv: list[str], console: Console, product: int) -> int:
@@ -116,49 +120,96 @@ class _Job:
     notify: Callable[[str], None]
 
     def model(self) -> None:
+        source, base = self.request.source, self.request.base
+        config = verify.read_config(source)
         weights = self._cast(self.found.weights)
-        tied, shapes = self._architecture()
+        itself = find_whole(str(source), config)
+        if itself and self.request.text_only:
+            weights = text_weights(weights, itself.keys)
+        empty = verify.empty_model(config)
+        tied = dict(getattr(empty, "all_tied_weights_keys", None) or {})
+        shapes = {name: tuple(value.shape) for name, value in empty.state_dict().items()}
         for weight in weights:
             if shapes.get(weight.name, weight.shape) != weight.shape:
                 raise UsageError(
-                    f"{self.request.source}: {weight.name} has shape {list(weight.shape)} instead of"
+                    f"{source}: {weight.name} has shape {list(weight.shape)} instead of"
                     f" {list(shapes[weight.name])}: a placeholder that ZeRO-3 left (zero3_empty_weights)"
                 )
         names = {weight.name for weight in weights}
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
-        self._write(weights)
-        _copy_companions(self.request.source, self.folder)
-        _copy_card(self.request.source, self.folder)
+        whole = self._whole(base, config) if itself is None else None
+        if self.found.by_module:
+            known = {whole.keys.own(name) or "" for name in whole.stored} if whole else _names(base)
+            weights = as_in_files(weights, empty, known)
+        self._write_model(weights, whole)
+        copy_companions(source, self.folder)
+        copy_card(source, self.folder)
+        if whole:
+            text = parse_json((source / "config.json").read_text())
+            write_json_atomic(self.folder / "config.json", whole_config(text, whole.folder, weights))
+        elif itself and self.request.text_only:
+            self._write_text_config(config)
         self._update_config(weights)
         dtypes = {weight.name: weight.dtype for weight in weights}
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
         coarser = self.found.dtypes - set(dtypes.values())
+        if any(name not in self.found.reference and tied.get(name) not in self.found.reference for name in shapes):
+            # Its files have other names than the model's modules: it is compared with what is loaded of them.
+            changed = self._dtypes if self.dtype else frozenset()
+            verify.compare(verify.logits_of_export(self.folder), verify.logits_of_export(source), changed)
+            return
         self._verify(rounded(self.found.reference, dtypes), lambda model: model, coarser)
 
     def adapter(self) -> None:
         adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
         if not self.request.merge_lora:
             self._write(list(adapter.weights.values()), stem="adapter_model")
-            _copy_companions(self.request.source, self.folder)
-            _copy_card(self.request.source, self.folder)
+            copy_companions(self.request.source, self.folder)
+            copy_card(self.request.source, self.folder)
             shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
-            self._verify_adapter(adapter)
+            # What it computes on its base model follows from its weights, which are the same as the checkpoint's.
+            exported = find_weights(self.folder, None).reference
+            for name in exported:
+                verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
             return
         base = lora.base_folder(adapter)
-        whole = lora.read_adapter(self.request.source, self.found.weights)
-        weights = self._cast(lora.merged(whole, base))
-        self._write(weights)
-        _copy_companions(base, self.folder)
-        _copy_companions(self.request.source, self.folder)
-        self._update_config(weights, lora.grown_vocabulary(whole, base))
-        if whole.has_only_pairs:
-            reference = _with_base(self.found.reference, base)
-            self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+        adapter = lora.read_adapter(self.request.source, self.found.weights)
+        stored, config = lora.base_weights(base), verify.read_config(base)
+        weights = self._cast(lora.merged(adapter, stored))
+        rows = lora.grown_vocabulary(adapter, stored)
+        whole = self._whole(base, config)
+        self._write_model(weights, whole)
+        copy_companions(base, self.folder)
+        copy_companions(self.request.source, self.folder)
+        if self.request.text_only:
+            self._write_text_config(config)
+        self._update_config(weights, rows)
+        dtypes = self._dtypes | {weight.dtype for weight in weights if weight.dtype.is_floating_point}
+        if adapter.has_only_pairs and _has_modules(config, stored):
+            reference = _with_base(self.found.reference, stored)
+            self._verify(reference, lambda model: _with_adapter(model, self.request.source), dtypes)
         else:
-            rows = lora.grown_vocabulary(whole, base)
             expected = verify.logits_of_adapter(base, self.request.source, vocabulary=rows)
-            verify.compare(verify.logits_of_export(self.folder), expected, self._dtypes)
+            verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
+
+    def _whole(self, base: Path | None, text: Any) -> WholeCheckpoint | None:
+        """The checkpoint that the text model with the config `text` is to be put back into, if it is a part of one."""
+        return None if base is None or self.request.text_only else find_whole(str(base), text)
+
+    def _write_text_config(self, config: Any) -> None:
+        config.architectures = [type(verify.empty_model(config)).__name__]
+        config.save_pretrained(self.folder)
+
+    def _write_model(self, weights: list[ExportWeight], whole: WholeCheckpoint | None) -> None:
+        """Write the weights, of a `whole` with the others that it has, and its other files."""
+        if whole is None:
+            self._write(weights)
+            return
+        made = put_together(weights, whole.folder, whole.keys)
+        self._write(made.weights)
+        check_copies(made, self.folder)
+        copy_companions(whole.folder, self.folder)
 
     @property
     def _dtypes(self) -> frozenset[torch.dtype]:
@@ -169,16 +220,6 @@ class _Job:
         if self.dtype is None:
             return weights
         return [replace(w, dtype=self.dtype) if w.dtype.is_floating_point else w for w in weights]
-
-    def _architecture(self) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-        """Names that transformers ties to another one, which alone is to be saved; and the shapes of all weights."""
-        from accelerate import init_empty_weights
-
-        config = verify.read_config(self.request.source)
-        with init_empty_weights(include_buffers=False):
-            model = verify.auto_class(config).from_config(config)
-        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        return dict(getattr(model, "all_tied_weights_keys", None) or {}), shapes
 
     def _write(self, weights: list[ExportWeight], stem: str = "model") -> None:
         needed, free = sum(weight.nbytes for weight in weights), disk_free(self.folder)
@@ -211,41 +252,28 @@ class _Job:
         expected = verify.logits_of_weights(verify.read_config(self.folder), reference, adapt)
         verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
 
-    def _verify_adapter(self, adapter: lora.LoraAdapter) -> None:
-        """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
-        weights alone."""
-        exported = find_weights(self.folder, None).reference
-        base: Path | None
-        try:
-            base = lora.base_folder(adapter)
-        except (UsageError, MissingError) as error:
-            self.notify(f"{error.message}: compared without a forward pass")
-            base = None
-        if base is None or not adapter.has_only_pairs:
-            for name in exported:
-                verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
-            return
-        config = verify.read_config(base)
-        rows = lora.grown_vocabulary(adapter, base)
-        if rows is not None:
-            config.get_text_config().vocab_size = rows
-        found, expected = (
-            verify.logits_of_weights(
-                config, _with_base(each, base), lambda model: _with_adapter(model, self.request.source)
-            )
-            for each in (exported, self.found.reference)
-        )
-        verify.compare(found, expected, self._dtypes)
+
+def _names(base: Path | None) -> set[str]:
+    """Of the tensors in a model's folder, where there is one with safetensors."""
+    stored = stored_weights(base) if base else None
+    return set(stored.shapes) if stored else set()
 
 
-def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> LazyWeights:
-    weights = find_weights(base, None).reference
+def _has_modules(config: Any, stored: list[ExportWeight]) -> bool:
+    """Whether weights have the names that they have in a model of this config; not the experts of a layer, say, which
+    it loads as one."""
+    empty, names = verify.empty_model(config), {weight.name for weight in stored}
+    return {*empty.state_dict()} <= names | {*(getattr(empty, "all_tied_weights_keys", None) or ())}
+
+
+def _with_base(adapter: Mapping[str, torch.Tensor], stored: list[ExportWeight]) -> LazyWeights:
+    weights = {weight.name: weight.read for weight in stored}
 
     def read(name: str) -> torch.Tensor:
         short = in_adapter(name)
         if short in own:
             return adapter[short]
-        return weights[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
+        return weights[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]()
 
     own = set(adapter)
     return LazyWeights((*adapter, *weights), read)
@@ -255,19 +283,3 @@ def _with_adapter(model: Any, checkpoint: Path) -> Any:
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig.from_pretrained(checkpoint))
-
-
-def _copy_companions(source: Path, folder: Path) -> None:
-    for pattern in COMPANIONS:
-        for path in source.glob(pattern):
-            if path.is_file() and path.name not in NOT_COMPANIONS:
-                copy = folder / path.relative_to(source)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)
-
-
-def _copy_card(source: Path, folder: Path) -> None:
-    """The model card of a final model; what a checkpoint of LoRA has is peft's empty template."""
-    card = source / CARD
-    if card.is_file() and not (source / STATE_FILE).is_file():
-        shutil.copyfile(card, folder / CARD)

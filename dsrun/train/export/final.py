@@ -5,16 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import ToolError, UsageError
+import torch
+
+from dsrun.errors import DsrunError, ToolError, UsageError, one_line
+from dsrun.models.families import family_of
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write_card import is_edited
+from dsrun.train.export.whole import write_whole
 from dsrun.train.model.adapters import saved_embeddings
 from dsrun.train.model.initial_weights import leave_undrawn, undrawn
 from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model.text_part import WholeCheckpoint
 from dsrun.train.model.zero3 import outside_zero3
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
@@ -37,11 +42,17 @@ def check_room(
 
 
 def save_final(
-    trainer: Any, folder: Path, task: ModelTask, *, lora: bool, base: Callable[[], Any] | None = None
+    trainer: Any,
+    folder: Path,
+    task: ModelTask,
+    *,
+    lora: bool,
+    base: Callable[[], Any] | None = None,
+    complete: Callable[[Path], Path] = lambda partial: partial,
 ) -> None:
     """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
     shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`; where the base model
-    was quantised, `base` loads it as it was before."""
+    was quantised, `base` loads it as it was before. `complete` makes of the model's folder that of a larger one."""
     partial, adapter = folder.with_name(f"{folder.name}.partial"), folder.with_name("adapter.partial")
     if trainer.args.should_save:
         # Of a save that was killed: its shards must not get among these.
@@ -62,7 +73,28 @@ def save_final(
         # A pickle that may hold the Hub token and that from_pretrained has no use for.
         (partial / "training_args.bin").unlink(missing_ok=True)
         _check_shapes(partial)
-        _replace(partial, folder)
+        _replace(complete(partial), folder)
+        delete_tree(partial)
+
+
+def completed(
+    whole: WholeCheckpoint, partial: Path, *, notify: Callable[[str], None], beat: Callable[[], None]
+) -> Path:
+    """The folder of the model that the text model in `partial` is a part of; `partial` itself where that cannot be
+    made, which is said: a training is not lost for a base model that has gone meanwhile."""
+    folder = partial.with_name(f"{partial.name}.whole")
+    delete_tree(folder)
+    try:
+        write_whole(partial, whole.folder, whole.keys, folder, beat=beat)
+    except (DsrunError, OSError, ValueError, RuntimeError) as error:
+        delete_tree(folder)
+        model = partial.with_suffix("")
+        notify(
+            f"{model} is the text model alone, as the rest of {whole.name} could not be put back: {one_line(error)};"
+            f" `dsrun export {model} --base {whole.name} --to DIR` makes the whole"
+        )
+        return partial
+    return folder
 
 
 def _save_merged(
@@ -78,6 +110,11 @@ def _save_merged(
             with undrawn():
                 fresh = AUTO_CLASS[task].from_config(base.config, dtype=next(iter(state.values())).dtype)
             leave_undrawn(fresh)
+            if family_of(base.config.model_type).unties_when_loaded and not base.config.tie_word_embeddings:
+                head = fresh.get_output_embeddings()
+                head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            # By it a save gives the tensors the names and shapes that they have in the base model's files.
+            fresh._weight_conversions = getattr(base, "_weight_conversions", None)
         else:
             fresh = load_base()
         adapted = get_peft_model(fresh, trainer.model.peft_config["default"])

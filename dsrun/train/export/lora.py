@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
 from dsrun.train.checkpoint.weight_files import ExportWeight
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
+from dsrun.train.export.whole import WEIGHTS, text_weights
 from dsrun.train.model.load import not_fetched
+from dsrun.train.model.text_part import find_whole, text_config
 
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<magnitude>magnitude_vector)(?:\.weight)?)")
@@ -80,10 +83,10 @@ class _Parts:
     rows: dict[str, ExportWeight]
 
 
-def grown_vocabulary(adapter: LoraAdapter, base: Path) -> int | None:
+def grown_vocabulary(adapter: LoraAdapter, base: list[ExportWeight]) -> int | None:
     """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None; the
     base model's config gives the old number."""
-    shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
+    shapes = {weight.name: weight.shape for weight in base}
     parts = _parts(adapter)
     grown = [weight.shape[0] for name, weight in parts.whole.items() if shapes.get(name, weight.shape) != weight.shape]
     for module in parts.rows:
@@ -93,13 +96,19 @@ def grown_vocabulary(adapter: LoraAdapter, base: Path) -> int | None:
     return grown[0] if grown else None
 
 
-def merged(adapter: LoraAdapter, base: Path) -> list[ExportWeight]:
+def base_weights(base: Path) -> list[ExportWeight]:
+    """The weights of the model in `base`; where it is more than a text model, of that part, by the names there."""
+    stored = stored_weights(base, WEIGHTS)
+    if not stored:
+        raise UsageError(f"the adapter's base model {base} has no safetensors files")
+    whole = find_whole(str(base), text_config(AutoConfig.from_pretrained(base)))
+    return text_weights(stored, whole.keys) if whole else stored
+
+
+def merged(adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeight]:
     """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is
     read."""
     _refuse_unusual(adapter.config)
-    stored = stored_weights(base, "model*.safetensors")
-    if not stored:
-        raise UsageError(f"the adapter's base model {base} has no safetensors files")
     parts = _parts(adapter)
     halves = [
         f"{module}.lora_{half}" for module, change in parts.changes.items() for half in "AB" if half not in change
@@ -109,7 +118,7 @@ def merged(adapter: LoraAdapter, base: Path) -> list[ExportWeight]:
     known = {weight.name for weight in stored}
     lost = [f"{module}.weight" for module in parts.changes if f"{module}.weight" not in known]
     if lost:
-        raise UsageError(f"the adapter changes {lost[0]}, which its base model {base} does not have")
+        raise UsageError(f"the adapter changes {lost[0]}, which its base model does not have")
     weights = []
     for weight in stored:
         module = weight.name.removesuffix(".weight")

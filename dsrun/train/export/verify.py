@@ -14,7 +14,9 @@ import torch
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import LazyWeights
+from dsrun.train.export.whole import class_of
 from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model.text_part import find_whole, text_config
 
 TOKENS = 12
 
@@ -28,7 +30,8 @@ LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 def logits_of_export(folder: Path) -> torch.Tensor:
     """The logits of the model in `folder`, loaded as anybody would load it. Raises ToolError where weights are missing,
     superfluous or of another shape."""
-    auto = auto_class(read_config(folder))
+    config = read_config(folder)
+    auto = auto_class(config) if find_whole(str(folder), config) is None else class_of(folder)
     with tempfile.TemporaryDirectory(prefix="dsrun-export-") as scratch:
         # In its own dtype, else transformers writes it all once more into the scratch folder.
         model, loading_info = auto.from_pretrained(
@@ -59,7 +62,10 @@ def logits_of_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> t
     `vocabulary` rows, None: as many as it has."""
     from peft import PeftModel
 
-    model = auto_class(read_config(base)).from_pretrained(base, dtype=torch.float32)
+    config = read_config(base)
+    whole = find_whole(str(base), config)
+    renaming = whole.keys.renaming if whole else None
+    model = auto_class(config).from_pretrained(base, config=config, dtype=torch.float32, key_mapping=renaming)
     if vocabulary is not None:
         model.resize_token_embeddings(vocabulary, mean_resizing=False)
     return _forward(PeftModel.from_pretrained(model, adapter))
@@ -75,6 +81,14 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.
             " the largest"
         )
     return difference
+
+
+def empty_model(config: Any) -> Any:
+    """A model of `config` without weights."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        return auto_class(config).from_config(config)
 
 
 def _tied(model: Any) -> dict[str, str]:
@@ -111,12 +125,13 @@ def _forward(model: Any) -> torch.Tensor:
 
 
 def read_config(folder: Path) -> Any:
-    """The model's config. Raises UsageError where there is none, or one that needs code of the model's own."""
+    """The config of the model, or of its text model that is trained. Raises UsageError where there is none, or one that
+    needs code of the model's own."""
     from transformers import AutoConfig
 
     try:
         # Else it would ask on the terminal whether that code may run.
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return text_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (ValueError, OSError) as error:
         raise UsageError(f"{folder}: its model is not known: {str(error).splitlines()[0]}") from error
 

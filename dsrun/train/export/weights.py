@@ -22,12 +22,13 @@ ADAPTER_CONFIG = "adapter_config.json"
 @dataclass(frozen=True)
 class FoundWeights:
     """The weights of a checkpoint. `reference` reads the same ones in a way of its own; `dtypes` are those the two are
-    kept in, by whose rounding they may differ."""
+    kept in, by whose rounding they may differ; `by_module`: they have the names of the model's modules."""
 
     weights: list[ExportWeight]
     reference: Mapping[str, torch.Tensor]
     dtypes: frozenset[torch.dtype]
     notices: tuple[str, ...] = ()
+    by_module: bool = False
 
 
 def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
@@ -61,7 +62,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
-    return FoundWeights(weights, renamed(module.reference(), names), dtypes, (notice,))
+    return FoundWeights(weights, renamed(module.reference(), names), dtypes, (notice,), by_module=not lora)
 
 
 def stored_weights(folder: Path, pattern: str) -> list[ExportWeight]:
@@ -184,9 +185,13 @@ def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> La
 
 
 def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> LazyWeights:
+    kinds = set(dtypes.values())
+
     def read(name: str) -> torch.Tensor:
         value = weights[name]
-        return value.to(dtypes.get(name, value.dtype))
+        # One that is written in parts, under their names, is rounded as all are.
+        other = next(iter(kinds)) if len(kinds) == 1 and value.is_floating_point() else value.dtype
+        return value.to(dtypes.get(name, other))
 
     return LazyWeights(weights, read)
 

@@ -1,11 +1,13 @@
 """The model with its weights: drawn, or loaded from files that give all of them."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dsrun.errors import one_line
+from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.plan import ModelTask
@@ -13,6 +15,7 @@ from dsrun.train.model.initial_weights import draw, initialise, undrawn
 from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention
 from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
+from dsrun.train.model.text_part import find_whole, keep_used
 from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
 
 
@@ -79,14 +82,22 @@ def _load(
     """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
     they should have given them, or hold others."""
     sharded = is_sharding() and "quantization_config" not in options
+    hub = {"cache_dir": spec.cache_dir, "revision": spec.model_revision, "token": spec.token}
+    whole = find_whole(local_name(spec.model or "", "model", spec, os.environ), options["config"], **hub)
+    renaming = whole.keys.renaming if whole else {}
+    if renaming:
+        options["key_mapping"] = renaming
 
     def load(**more: Any) -> tuple[Any, WeightDifferences]:
         asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with incomplete_refused(spec):
             model, info = from_hub(AUTO_CLASS[task], spec.model or "", "model", spec, **options, **asked, **more)
+        keep_used(model, renaming)
         return model, WeightDifferences.of(info)
 
     def check(model: Any, found: WeightDifferences) -> None:
+        if whole:
+            found = replace(found, unexpected=found.unexpected - {*whole.others})
         judgement = judge(model, found)
         for note in refuse_or_note(judgement, spec, sharded=sharded, alone=alone):
             notify(note)
@@ -104,4 +115,7 @@ def _load(
             model, found = load()
         # On all ranks, whatever this one has found.
         check(model, replace(found, missing=found.missing - known.missing))
+    if whole:
+        notify(whole.sentence(type(model).__name__, text_only=spec.text_only))
+        model.whole = whole
     return model, found.drawn

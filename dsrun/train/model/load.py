@@ -39,6 +39,7 @@ from dsrun.recipe.preflight.model_folder import (
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.quantization import elements
+from dsrun.train.model.text_part import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def load_config(spec: TrainSpec) -> Any:
             config = from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
     for item in [*spec.model_config, *filter(None, (spec.config_overrides or "").split(","))]:
         _override(config, item)
-    return config
+    return text_config(config)
 
 
 def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:

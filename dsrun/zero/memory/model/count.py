@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
-from dsrun.models.families import family_of, other_models
+from dsrun.models.families import family_of, is_trained
 from dsrun.models.folder import FoundModel
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
 from dsrun.zero.memory.model.shapes import families, tensors_of
@@ -91,7 +91,7 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     else:
         shapes = describe(found.config, from_scratch=from_scratch)
         made = CountedModel(architecture=shapes, how="the architecture's shapes")
-    trained = found.config["model_type"] not in other_models()
+    trained = is_trained(found.config)
     notes = _notes(found, made.architecture, belongs=stored is not None, trained=trained)
     return made._replace(findings=(*made.findings, *notes), trained=trained)
 
