@@ -40,9 +40,7 @@ def _family(facts: dict[str, Any]) -> ModelFamily:
 
 
 FAMILIES: Mapping[str, ModelFamily] = {
-    name: _family(group["facts"])
-    for group in json_beside(__file__, "families.json")
-    for name in group["families"]
+    name: _family(group["facts"]) for group in json_beside(__file__, "families.json") for name in group["families"]
 }
 
 SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})

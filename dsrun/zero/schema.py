@@ -42,7 +42,8 @@ class SchemaBlock(NamedTuple):
 
 @cache
 def _content() -> dict[str, Any]:
-    return json_beside(__file__, "ds_schema.json")
+    found: dict[str, Any] = json_beside(__file__, "ds_schema.json")
+    return found
 
 
 @cache
