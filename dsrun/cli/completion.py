@@ -25,7 +25,7 @@ KINDS = {
 }
 # Names of parameters that take GPUs: --gpu, --gpus, --arch, `verify-wheel --for`, and the argument of `dsrun gpus`.
 GPU_PARAMETERS = {"gpu", "gpus", "arch", "target", "names"}
-TRAINING = ("train", "prepare")
+TRAINING = ("train", "prepare", "data")
 # What bash would split or expand once more, and fish cut off.
 PLAIN = re.compile(r"[\w./+-]+")
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),
+    "data": ("dsrun.cli.train:data_command", "show rows as a model learns them: tokens, loss, what is cut"),
     "prepare": ("dsrun.cli.train:prepare_command", "tokenise a run's data ahead of the job"),
     "render-slurm": ("dsrun.cli.slurm.render:command", "write the sbatch script of a job, or submit it"),
     "render-k8s": ("dsrun.cli.kubernetes.render:command", "write the Kubernetes objects of a job"),

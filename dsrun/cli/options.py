@@ -128,7 +128,12 @@ class GroupedCommand(Command):
 
 
 def declared(
-    module: str, callback: str, name: str = "command.toml", *, own: Mapping[str, Any] | None = None
+    module: str,
+    callback: str,
+    name: str = "command.toml",
+    *,
+    cls: type[Command] = GroupedCommand,
+    own: Mapping[str, Any] | None = None,
 ) -> Command:
     """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute".
 
@@ -145,10 +150,11 @@ def declared(
             params.append(made(**_as_click_takes(row, own or {})))
             titles |= {params[-1].name or "": title} if title else {}
     settings = HYPHENS if content.get("underscores") else {}
-    command = GroupedCommand(
+    command = cls(
         callback=lazy_callback(callback), params=params, **{"context_settings": settings, **content["command"]}
     )
-    command.titles = titles
+    if isinstance(command, GroupedCommand):
+        command.titles = titles
     return command
 
 

@@ -1,6 +1,9 @@
-"""`dsrun train`: check the settings, start the workers, exit with their exit code; `dsrun prepare`: only the data."""
+"""`dsrun train`: check the settings, start the workers, exit with their exit code; `dsrun prepare`: only the data;
+`dsrun data`: rows of it for the user's eyes."""
 
+import json
 import os
+import re
 import sys
 from dataclasses import replace
 from itertools import groupby
@@ -10,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from dsrun.cli.options import Command, imported
-from dsrun.errors import EXIT_USAGE
+from dsrun.cli.options import Command, declared, imported
+from dsrun.errors import EXIT_USAGE, UsageError
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.layout import columns_of, fitted, wrapped
 from dsrun.system.terminal.stderr import print_detail, print_error, print_note
@@ -141,21 +144,67 @@ def prepare_command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
     from dsrun.launch.node.checked_recipe import with_deepspeed_checked
     from dsrun.recipe.resolve import resolve
-    from dsrun.system.host import require_training_packages
 
     recipe = resolve(args, Path.cwd())
+    if not recipe.spec.explain:
+        with_deepspeed_checked(recipe, recipe.spec.nproc)
+        if recipe.spec.dry_run:
+            imported("dsrun.recipe.preflight.files:check_inputs")(recipe)
+    return _start_preparer(recipe, args)
+
+
+def _start_preparer(recipe: "Recipe", args: list[str]) -> int:
+    from dsrun.system.host import require_training_packages
+
     argv = [sys.executable, "-m", PREPARER, *args]
     if recipe.spec.explain:
         imported("dsrun.cli.explain:show_values")(recipe)
-        return 0
-    with_deepspeed_checked(recipe, recipe.spec.nproc)
-    if recipe.spec.dry_run:
+    elif recipe.spec.dry_run:
         from dsrun.launch.node.run_node import without_dry_run
-        from dsrun.recipe.preflight.files import check_inputs
 
-        check_inputs(recipe)
         click.echo(command_line(without_dry_run(argv)))
     else:
         require_training_packages()
         os.execv(sys.executable, argv)
     return 0
+
+
+class DataCommand(TrainCommand):
+    """Has options of its own, and leaves files and the flags of training, in `ctx.obj`, to the recipe's parser."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            choose_log_format(args)
+            Command.parse_args(self, ctx, args)
+            ctx.obj = list(ctx.args)
+        return []
+
+
+@click.pass_obj
+def show_rows(args: list[str], /, *, row: tuple[str, ...], split: str, html: str | None, **options: object) -> int:
+    from dsrun.recipe.parser import loose_words
+    from dsrun.recipe.preflight.files import check_files
+    from dsrun.recipe.resolve import resolve
+
+    ranges = [_numbers(each) for each in row]
+    files, flags = loose_words(args), [*args]
+    for word in files:
+        flags.remove(word)
+    flags += [f"--{split}-file", *files] if files else []
+    recipe = resolve(flags, Path.cwd())
+    check_files(recipe.spec)
+    if html is not None and Path(html).exists() and not recipe.spec.force:
+        raise UsageError(f"--html {html} exists", fix="add --force to replace it")
+    asked = {"rows": ranges, "split": split, "html": html, **options}
+    return _start_preparer(recipe, ["--rows", json.dumps(asked), *flags])
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """The first and the last number of N or N..M."""
+    found = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
+    if not found or int(found[1]) > int(found[2] or found[1]):
+        raise UsageError(f"--row {text} is neither a number from 1 on nor a range", fix="write --row 17 or --row 3..7")
+    return int(found[1]), int(found[2] or found[1])
+
+
+data_command = declared(__file__, "dsrun.cli.train:show_rows", "data.toml", cls=DataCommand)

@@ -78,6 +78,16 @@ def parse(argv: Sequence[str]) -> ParsedFlags:
     return ParsedFlags(tuple(_read(*each, typed=typed) for each in namespace.found), json_file)
 
 
+def loose_words(argv: Sequence[str]) -> list[str]:
+    """The words of a command line that belong to no flag, for commands that take files. Where `parse` refuses the rest,
+    it is left to that."""
+    try:
+        _, rest = _splitter().parse_known_args(_tidied(argv)[0], argparse.Namespace(found=[]))
+    except argparse.ArgumentError:
+        return []
+    return [] if any(word.startswith("-") for word in rest) else rest
+
+
 def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """argv with underscores in flag names and negative numbers joined, and how each flag was typed."""
     arguments: list[str] = []

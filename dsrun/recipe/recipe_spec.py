@@ -143,6 +143,7 @@ class TrainSpec:
     find_port: bool = False
     early_stopping: int | None = None
     plugin: str | None = None
+    show: int = 2
     profile: int | None = None
     wandb_project: str | None = None
     tensorboard_dir: str | None = None

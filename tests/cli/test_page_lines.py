@@ -29,6 +29,7 @@ PAGES = [
 ENDING = {
     "train": ["--dry-run"],
     "prepare": ["--dry-run"],
+    "data": ["--dry-run"],
     "launch": ["--dry-run"],
     "init": ["--yes", "--force", "--dry-run"],
     "import": ["--force"],

@@ -61,6 +61,7 @@ COMMANDS = {
     "train": ("train", "--dry-run", "true"),
     "explain": ("train", "--explain", "true"),
     "prepare": ("prepare", "--dry-run", "true"),
+    "data": ("data", "--dry-run", "true"),
     "launch": ("launch", "--dry-run", "--output", "run", "--", "dsrun", "train"),
     "ssh": ("launch", "--dry-run", "--hostfile", "hosts", "--master-addr", "alpha", "--", "dsrun", "train"),
     "slurm": ("render-slurm", "-o", "job.sh", "--", "train"),

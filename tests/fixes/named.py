@@ -40,6 +40,7 @@ COMMANDS_OF = {
     "cli/kubernetes": ("render-k8s", "train"),
     "slurm": ("render-slurm", "check-slurm", "train"),
     "recipe": ("train", "launch", "export"),
+    "train/data/reading/row_lookup": ("data",),
     "train": ("train", "export"),
     "zero/memory": ("plan", "train"),
     "zero": ("config", "plan", "train"),
@@ -116,7 +117,7 @@ def commands() -> dict[str, set[str]]:
         return flags
 
     add(cli, "dsrun")
-    for name in ("train", "prepare"):
+    for name in ("train", "prepare", "data"):
         found[name] |= set(vocabulary()) | {f"no_{each}" for each in vocabulary()}
     return found
 

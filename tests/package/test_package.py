@@ -232,8 +232,8 @@ WORKER = {
 
 @pytest.mark.parametrize(
     ("command", "variables"),
-    [("train", {}), ("prepare", {}), ("train", WORKER)],
-    ids=["train", "prepare", "worker"],
+    [("train", {}), ("prepare", {}), ("data", {}), ("train", WORKER)],
+    ids=["train", "prepare", "data", "worker"],
 )
 def test_train_without_torch_names_missing_extra(installed, tmp_path, command, variables):
     """Where torch is missing, one line says what to install."""

@@ -32,8 +32,8 @@ from dsrun.system.variables import cache_root
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
-MARKS = ("⟦", "⟧")
-"""Around what stands out, where there is no colour."""
+MARKS = {"learned": ("bold green", "⟦", "⟧"), "cut": ("dim strike", "⟨", "⟩"), "lost": ("red strike", "⟨✂", "⟩")}
+"""How the parts of a sample stand out: in colour, and where there is none. `lost` is cut off, and would be learned."""
 
 SHOWN_PADDING = 0.05
 """Share of a batch."""
@@ -119,21 +119,25 @@ class Console:
         if self._transcript:
             self._transcript.write(text + "\n")
 
-    def marked(self, parts: list[tuple[str, bool]]) -> None:
-        """Print one indented line whose marked parts stand out: in colour where there is any, in brackets elsewhere."""
+    def marked(self, parts: list[tuple[str, str]]) -> None:
+        """Print an indented text whose parts stand out by MARKS: in colour where there is any, else in brackets."""
         if self._out is None:
             return
-        shown = [(printable(text), mark) for text, mark in parts]
-        plain = "  " + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
+        shown = [(printable(text, keep="\t\n"), *MARKS.get(state, ("", "", ""))) for text, state in parts]
+        plain = "  " + "".join(f"{left}{text}{right}" for text, _, left, right in shown).replace("\n", "\n  ")
         if self._json:
             self.event(plain, action="output")
         elif self.coloured and self.width:
-            whole = Text.assemble(*((text, "bold green" if mark else "") for text, mark in shown))
+            whole = Text.assemble(*((text, style) for text, style, _, _ in shown))
             for at, each in enumerate(whole.wrap(self._rich, self.width - 4)):
                 self._rich.print(Text.assemble("    " if at else "  ", each))
         else:
             self._rich.print(escape(fitted(plain, self.width)))
         self._record(plain)
+
+    def markup(self, text: str) -> None:
+        """Print a text with rich's markup, in lines of words on a terminal."""
+        self._rich.print(text, emoji=False, end="", soft_wrap=self.width is None)
 
     def status(self, what: str) -> AbstractContextManager[object]:
         """Say what is being done in here, beginning with `what`, where no supervisor says it."""

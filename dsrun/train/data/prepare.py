@@ -36,10 +36,12 @@ def prepare_data(request: DataRequest, tokenizer: Any, *, notify: NotePrinter, p
     """Find, tokenise (or take from the cache) and check the data. Sets the tokenizer's languages and padding token.
     Needs no process group, so it may take any time before one exists; of several processes that ask at once, one works.
     `progress` gets (split, rows done, rows in all)."""
-    return _Preparation(request, tokenizer, notify, progress).run()
+    return Preparation(request, tokenizer, notify, progress).run()
 
 
-class _Preparation:
+class Preparation:
+    """The steps of `prepare_data`, for one request."""
+
     def __init__(self, request: DataRequest, tokenizer: Any, notify: NotePrinter, progress: BuildProgress) -> None:
         self.request = request
         self.spec = request.spec
@@ -57,13 +59,17 @@ class _Preparation:
         positions = None if relative else request.max_positions
         self.limits = limits_of(request.spec, request.task, positions, tokenizer)
 
-    def run(self) -> PreparedData:
+    def sources(self) -> DataSources:
         self.notices.append(pad_with_end(self.tokenizer, self.request.task))
         if self.request.task == "seq2seq":
             spec = self.spec
             set_languages(self.tokenizer, spec.source_lang or spec.lang, spec.target_lang or spec.lang)
         sources = self.request.sources or find_sources(self.spec)
         self.notices += sources.notices
+        return sources
+
+    def run(self) -> PreparedData:
+        sources = self.sources()
         for split in SPLITS:
             self._take(split, sources)
         self.notices.append(idle_lengths(self.spec, self.request.task))
@@ -100,9 +106,9 @@ class _Preparation:
 
     def _whole(self, split: str, source: DataSource) -> None:
         if is_bin(source):
-            self.data[split] = self._limited_blocks(split, self._token_file(split, source), source.where)
+            self.data[split] = self._limited_blocks(split, self.token_file(split, source), source.where)
             return
-        job, made = self._job((self._part(split),)), self._through_plugin(split, source)
+        job, made = self.job((self.part(split),)), self.through_plugin(split, source)
         if self.spec.streaming and split == "train":
             vocab_size, limit = self.request.vocab_size, (self.spec.max_bad_rows, self.spec.force)
             rows, notices, self.unread[split] = stream(job, made, self.tokenizer, vocab_size=vocab_size, limit=limit)
@@ -112,7 +118,7 @@ class _Preparation:
         if isinstance(source, TableSource) and isinstance(source.table, IterableDataset):
             # How many rows a plugin makes of them is not known.
             table = materialise(source, None if self.row_plugin else self._samples(split))
-            made = self._through_plugin(split, table)
+            made = self.through_plugin(split, table)
         folder, meta = self._entry(job, made)
         self._collect(folder, meta, job, made)
         if meta["kind"] == "text":
@@ -123,10 +129,10 @@ class _Preparation:
         """Training and validation data from one source: rows at random, running text and tokens from the start."""
         blocks: TokenBin | None
         if is_bin(source):
-            blocks = self._token_file("train", source)
+            blocks = self.token_file("train", source)
         else:
-            job = self._job((self._part("train", "rest"), self._part("validation", "held")), held_out=percent)
-            made = self._through_plugin("train", source)
+            job = self.job((self.part("train", "rest"), self.part("validation", "held")), held_out=percent)
+            made = self.through_plugin("train", source)
             folder, meta = self._entry(job, made)
             self._collect(folder, meta, job, made)
             blocks = self._blocks_of(folder, meta) if meta["kind"] == "text" else None
@@ -140,7 +146,7 @@ class _Preparation:
             "for it (--validation-split-percentage 0 keeps all for training)"
         )
 
-    def _through_plugin(self, split: str, source: DataSource) -> AnySource:
+    def through_plugin(self, split: str, source: DataSource) -> AnySource:
         return PluginSource(source, self.row_plugin, split) if self.row_plugin else source
 
     def _entry(self, job: BuildSpec, source: AnySource) -> tuple[Path, CacheMeta]:
@@ -195,7 +201,7 @@ class _Preparation:
                 refuse_unknown(counts, f"{part.split} data ({source.where})")
             self.notices += counts.notices(part.split)
 
-    def _token_file(self, split: str, source: FileSource) -> TokenBlocks:
+    def token_file(self, split: str, source: FileSource) -> TokenBlocks:
         if self.row_plugin:
             named = self.row_plugin.file.named
             raise UsageError(
@@ -227,12 +233,12 @@ class _Preparation:
             )
         return blocks
 
-    def _job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:
+    def job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
         hints = LayoutHints.of(spec, self.request.task)
         return BuildSpec(hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
-    def _part(self, split: str, share: str = "all") -> SplitPart:
+    def part(self, split: str, share: str = "all") -> SplitPart:
         target_limit = self.limits.target if split == "train" else self.limits.eval_target
         return SplitPart(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
 

@@ -16,7 +16,7 @@ TEXTS = Path(dsrun.__file__).parent
 # A command's words end with its quotation mark, its line or clause, or where another program's begin.
 _COMMAND = re.compile(rf"dsrun ({'|'.join(sorted(COMMANDS, key=len, reverse=True))})\b([^`'\"\n;,:()|]*)")
 _FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
-_TRAINS = ("train", "prepare")
+_TRAINS = ("train", "prepare", "data")
 
 
 def flags_of(name: str) -> set[str]:

@@ -97,7 +97,7 @@ def options_of(words: tuple[str, ...]) -> set[str]:
     command = commands()[words]
     options = [each for each in command.get_params(click.Context(command)) if isinstance(each, click.Option)]
     found = {normalise(name) for each in options for name in [*each.opts, *each.secondary_opts]}
-    return found | {"help"} | (training_flags() if words in {("train",), ("prepare",)} else set())
+    return found | {"help"} | (training_flags() if words in {("train",), ("prepare",), ("data",)} else set())
 
 
 def training_flags() -> set[str]:

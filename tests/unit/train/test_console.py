@@ -70,7 +70,7 @@ def test_console_as_json(tmp_path):
     console.notice("once")
     console.notice("once")
     console.rows([("a", "1"), ("longer", "2")])
-    console.marked([("plain ", False), ("marked", True)])
+    console.marked([("plain ", "read"), ("marked", "learned")])
     console.print("error: wrong", style=ERROR_STYLE)
     bar = TrainingBar(console, total=9, start=0)
     bar.figures(1, {"loss": 2.5, "lr": 1e-4, "tokens_per_s": 1000.0})
@@ -209,7 +209,7 @@ def test_lines_fit_the_terminal_and_not_the_transcript(width, tmp_path, monkeypa
     words = " ".join(f"word{number}" for number in range(40))
     console.notice(words)
     console.rows([("model", words), ("task", words)])
-    console.marked([(words, False), (words, True)])
+    console.marked([(words, "read"), (words, "learned")])
     lines = out.getvalue().splitlines()
     assert max(map(cells, lines)) <= width
     assert " ".join(out.getvalue().split()).count(words) == 5

@@ -130,5 +130,5 @@ def test_streamed_preferences_are_the_prepared_ones(pairs_of):
 
 def test_samples_show_both_answers(pairs_of, causal):
     first, second = preview(pairs_of([{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]), causal)
-    assert first == [("chosen: ", False), ("1 + 1 =", False), ("2 </s>", True)]
-    assert second[0] == ("rejected: ", False)
+    assert first == [("chosen: ", "read"), ("1 + 1 =", "read"), ("2 </s>", "learned")]
+    assert second[0] == ("rejected: ", "read")
