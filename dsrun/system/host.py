@@ -22,17 +22,9 @@ _GIT_TIMEOUT_S = 10
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a huge number of pages
 
 VERSIONED = (
-    "dsrun",
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "safetensors",
+    "dsrun", "torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "peft", "safetensors",
     "numpy",
-)
+)  # fmt: skip
 
 
 def hostname() -> str:

@@ -37,7 +37,8 @@ def write_nvcc_wrapper(
     flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if _names_sources(nvcc) else ""
     script.parent.mkdir(parents=True, exist_ok=True)
     dropped = "" if debug else "        -lineinfo|--generate-line-info) continue ;;\n"
-    script.write_text(_NVCC.format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8")
+    text = Path(__file__).with_name("nvcc_wrapper.sh.in").read_text(encoding="utf-8")
+    script.write_text(text.format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8")
     script.chmod(0o755)
     return script
 
@@ -49,21 +50,3 @@ def _names_sources(nvcc: Nvcc) -> bool:
         return _SOURCE_FLAG in capture(argv, seconds=_TIMEOUT_S).stderr
     except (MissingError, ToolError, OSError):
         return False
-
-
-_NVCC = """\
-#!/bin/sh
-# Written by dsrun for one build. Gives nvcc the source's path in its tree, after which it names internal symbols.
-name= count=$#
-while [ "$count" -gt 0 ]; do
-    argument=$1
-    shift
-    count=$((count - 1))
-    case $argument in
-{dropped}        {trees}/*.cu) name=${{argument#{trees}/*/}} ;;
-    esac
-    set -- "$@" "$argument"
-done
-[ -z "$name" ] || set -- "$@" {flags}
-exec {command} "$@"
-"""

@@ -195,7 +195,8 @@ def _script(
         rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
     cases = "".join(f"        {rule}\n" for rule in rules)
     command = shlex.join([*launcher, str(real)])
-    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
+    text = Path(__file__).with_name("cpu_wrapper.sh.in").read_text(encoding="utf-8")
+    return text.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
 
 
 def _link_rules(links: CpuLinks) -> str:
@@ -207,25 +208,3 @@ def _link_rules(links: CpuLinks) -> str:
 
 def _spaced(arguments: Sequence[str]) -> str:
     return f" {shlex.join(arguments)}" if arguments else ""
-
-
-_TEMPLATE = """\
-#!/bin/sh
-# Written by dsrun for one build. Rewrites the processor that DeepSpeed's builders ask for.
-output= count=$#
-while [ "$count" -gt 0 ]; do
-    argument=$1
-    shift
-    count=$((count - 1))
-    [ "$output" = next ] && output=${{argument##*/}}
-    [ "$argument" = -o ] && output=next
-    case $argument in
-{cases}        *) ;;
-    esac
-    set -- "$@" "$argument"
-done
-case $output in
-{links}        *) ;;
-esac
-exec {command} "$@"{append}
-"""

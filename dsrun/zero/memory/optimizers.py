@@ -5,33 +5,15 @@ fp32 scale per 256 elements; paged ones are counted as if they stayed on the GPU
 elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest.
 """
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 
 DEFAULT = "adamw_torch"
 TORCH_ADAMW = (DEFAULT, "adamw_torch_fused")
 _SCALE = 4 / 256
 
-# Running means and the like, as (elements in fp32, elements in 8 bits, elements in 4 bits) per parameter.
-_STATES: dict[str, tuple[int, int, int]] = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"), (2, 0, 0)),
-    **dict.fromkeys(("paged_adamw_32bit", "stable_adamw", "schedule_free_adamw", "schedule_free_radam"), (2, 0, 0)),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), (0, 2, 0)),
-    "adamw_torch_4bit": (0, 0, 2),
-    **dict.fromkeys(("ademamix", "paged_ademamix_32bit", "grokadamw"), (3, 0, 0)),
-    **dict.fromkeys(("ademamix_8bit", "paged_ademamix_8bit"), (0, 3, 0)),
-    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "adagrad", "schedule_free_sgd"), (1, 0, 0)),
-    **dict.fromkeys(("rmsprop", "rmsprop_bnb", "rmsprop_bnb_32bit"), (1, 0, 0)),
-    **dict.fromkeys(("lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit"), (0, 1, 0)),
-    "sgd": (0, 0, 0),
-    "adafactor": (1, 0, 0),
-    # Of embeddings and vectors, which DeepSpeed's Muon leaves to Adam, it keeps a second one.
-    "muon": (1, 0, 0),
-}
-# The same under the names of DeepSpeed's own optimizers ("optimizer.type"), in small letters.
-_OF_DEEPSPEED = {
-    **dict.fromkeys(("adam", "adamw", "fusedadam", "lamb", "onebitadam", "zerooneadam"), "adamw_torch"),
-    "lion": "lion_32bit", "adagrad": "adagrad", "sgd": "sgd", "muon": "muon",
-}  # fmt: skip
+_STATES: dict[str, list[int]] = toml_beside(__file__)["states"]
+_OF_DEEPSPEED: dict[str, str] = toml_beside(__file__)["deepspeed"]
 _FACTORED = ("adafactor",)
 
 

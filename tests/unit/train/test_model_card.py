@@ -196,7 +196,7 @@ def test_card_that_cannot_be_written_ends_no_run(facts, tmp_path):
     notices.clear()
     (run.model / "README.md").rmdir()
     write_cards(run, replace(facts(), state=None), notify=notices.append)
-    assert "README.md could not be written: AttributeError" in notices[0]
+    assert "README.md could not be written: TypeError" in notices[0]
 
 
 def test_language_attribute_of_tokenizers():
