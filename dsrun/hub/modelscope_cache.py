@@ -48,6 +48,8 @@ def assets_of(spec: TrainSpec) -> list[ModelscopeAsset]:
     parts = {name: SETTINGS for name in (spec.tokenizer, spec.config_name) if name}
     if spec.model:
         parts[spec.model] = SETTINGS if spec.from_scratch else WHOLE
+    if spec.teacher:
+        parts[spec.teacher] = WHOLE
     models = [
         ModelscopeAsset(kind="model", name=name, revision=revision, part=part)
         for name, part in parts.items()

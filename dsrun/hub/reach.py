@@ -112,7 +112,7 @@ def _from_hub(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[str]:
 def hub_models(recipe: Recipe) -> list[str]:
     """The models that the job takes from its hub by name."""
     spec = recipe.spec
-    names = [spec.model, spec.tokenizer, spec.config_name]
+    names = [spec.model, spec.teacher, spec.tokenizer, spec.config_name]
     models = [name for name in names if name and name not in DEMO_MODELS and not is_path(name)]
     return list(dict.fromkeys(models))
 

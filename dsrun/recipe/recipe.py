@@ -1,9 +1,10 @@
 """Recipe: a training run as the user described it, every value with its source; and what is wrong with it by itself.
 
-No file, model, GPU or world size is looked at here. What each check says is in checks.toml, when it holds in `WHEN`.
+No file, model, GPU or world size is looked at here. What each check says and when it holds is in checks.toml,
+a condition that takes code in `WHEN`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -162,76 +163,42 @@ def _is_no_number_of_steps(recipe: Recipe, _: str) -> bool:
     return every not in (None, "auto") and not (str(every).isdecimal() and int(str(every)) > 0)
 
 
-def _truthy(name: str) -> Callable[[Recipe, str], bool]:
-    return lambda r, _: bool(r.value(name))
+def _holds(terms: Sequence[str]) -> Callable[[Recipe, str], bool]:
+    """Whether all the terms hold for a recipe and a flag; their form stands in checks.toml."""
+    return lambda recipe, flag: all(_term(recipe, each.replace("{flag}", flag).split()) for each in terms)
+
+
+def _term(recipe: Recipe, words: list[str]) -> bool:
+    match words:
+        case ["not", *rest]:
+            return not _term(recipe, rest)
+        case ["given", name]:
+            return recipe.given(name)
+        case [name, "=", *values]:
+            return str(recipe.value(name)) in values
+        case [name, "!=", *values]:
+            return str(recipe.value(name)) not in values
+    (name,) = words
+    return bool(recipe.value(name))
 
 
 WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "no_model": lambda r, _: r.spec.model is r.spec.model_type is r.spec.config_name is None,
-    "config_of_loaded_model": lambda r, name: (
-        bool(r.value(name)) and not r.spec.from_scratch and r.spec.model is not None
-    ),
-    "zero_twice": lambda r, name: bool(r.value("deepspeed")) and r.given(name),
-    "fsdp_and_default_zero": lambda r, _: bool(r.value("fsdp")) and not r.value("deepspeed") and not r.given("zero"),
     "fsdp_and_zero": lambda r, _: bool(r.value("fsdp")) and bool(r.value("deepspeed") or r.spec.zero != "0"),
-    "offload_without_zero": lambda r, _: r.spec.offload != "none" and r.spec.zero == "0",
-    "nvme_below_stage_3": lambda r, _: r.spec.offload == "nvme" and r.spec.zero not in ("3", "auto"),
-    "nvme_without_folder": lambda r, _: r.spec.offload == "nvme" and not r.spec.nvme_path,
-    "bf16_master_without_zero": lambda r, _: r.spec.bf16_master_weights and r.spec.zero == "0",
     "bf16_master_precision": lambda r, name: r.spec.bf16_master_weights and r.hf.get(name) is (name == "fp16"),
-    "nvme_path_unused": lambda r, _: bool(r.spec.nvme_path) and r.spec.offload != "nvme",
     "micro_batch_twice": _two_micro_batches,
-    "global_batch_twice": lambda r, name: bool(r.spec.global_batch_tokens) and r.given(name),
-    "micro_batch_given_and_auto": lambda r, name: r.spec.auto_micro_batch and r.given(name),
-    "auto_micro_batch_without_remedy": lambda r, _: r.spec.auto_micro_batch and not r.spec.remedy,
     "nothing_to_do": lambda r, _: not phases(r),
     "nothing_trained": lambda r, name: r.given(name) and not r.given("do_train") and "train" not in phases(r),
     "test_file_unused": lambda r, _: bool(r.spec.test_file) and "test" not in phases(r),
     "stream_without_end": lambda r, _: r.spec.streaming and r.value("max_steps") <= 0 and "train" in phases(r),
-    "mix_and_data": lambda r, name: r.spec.mix is not None and r.given(name),
-    "mix_streamed": lambda r, _: r.spec.mix is not None and r.spec.streaming,
-    "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
-    "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
-    "long_context_needs_zero": lambda r, _: bool(r.spec.long_context) and r.spec.zero in ("0", "auto"),
     "long_context_against": lambda r, name: (
         bool(r.spec.long_context and r.value(name)) and r.sources.get(name) not in (None, DEFAULT, "--long-context")
     ),
-    "long_context_dpo": lambda r, _: bool(r.spec.long_context) and r.spec.task in ("dpo", "seq2seq"),
-    "sequence_parallel_alone": lambda r, _: r.spec.sequence_parallel is not None and not r.spec.long_context,
-    "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
-    "freeze_with_lora": lambda r, _: r.spec.lora is not None and bool(r.spec.freeze),
-    "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,
-    "missing_weights_from_scratch": lambda r, _: r.spec.allow_missing_weights and r.spec.from_scratch,
     "dpo_without_data": lambda r, _: r.spec.task == "dpo" and not has_data(r.spec),
-    "dpo_generation": lambda r, _: r.spec.task == "dpo" and bool(r.value("predict_with_generate")),
-    "dpo_smoothing": lambda r, _: r.spec.task == "dpo" and (r.value("label_smoothing_factor") or 0) >= 0.5,
-    "dpo_setting_unused": lambda r, name: r.spec.task != "dpo" and r.given(name),
-    "quantization_without_lora": lambda r, _: r.spec.quantization is not None and r.spec.lora is None,
-    "quantization_from_scratch": lambda r, _: r.spec.quantization is not None and r.spec.from_scratch,
-    "quantization_missing_weights": lambda r, _: r.spec.quantization is not None and r.spec.allow_missing_weights,
-    "quantization_and_auto": lambda r, _: r.spec.quantization is not None and r.spec.zero == "auto",
-    "quantization_8bit_sharded": lambda r, _: r.spec.quantization == "8bit" and r.spec.zero == "3",
-    "quantization_offloaded": lambda r, _: (
-        r.spec.quantization is not None and r.spec.zero == "3" and r.spec.offload in ("cpu", "nvme")
-    ),
-    "quantization_under_fsdp": lambda r, _: r.spec.quantization is not None and bool(r.value("fsdp")),
     "fp8_without_bf16": lambda r, name: r.spec.fp8 and r.hf.get(name) is (name == "fp16"),
-    "fp8_and_quantization": lambda r, _: r.spec.fp8 and r.spec.quantization is not None,
-    "fp8_sharded": lambda r, _: r.spec.fp8 and r.spec.zero == "3",
-    "fp8_under_fsdp": lambda r, _: r.spec.fp8 and bool(r.value("fsdp")),
-    "fp8_uncompiled": lambda r, _: r.spec.fp8 and not r.value("torch_compile"),
     "rates_of_own_groups": lambda r, name: r.given(name) and str(r.value("optim")).startswith(OWN_GROUPS),
-    "rates_under_fsdp": lambda r, name: r.given(name) and bool(r.value("fsdp")),
     "save_every_invalid": _is_no_number_of_steps,
-    "save_twice": lambda r, name: r.spec.save_every is not None and r.given(name),
-    "save_only_model": _truthy("save_only_model"),
-    "jit_checkpoint": _truthy("enable_jit_checkpoint"),
-    "callback_states": _truthy("restore_callback_states_from_checkpoint"),
     "push_without_training": lambda r, _: bool(r.value("push_to_hub")) and "train" not in phases(r),
-    "push_from_modelscope": lambda r, _: bool(r.value("push_to_hub")) and r.spec.hub == "modelscope",
-    "push_while_training": lambda r, name: bool(r.value("push_to_hub")) and r.given(name) and r.value(name) != "end",
-    "hub_setting_unused": lambda r, name: not r.value("push_to_hub") and r.given(name),
-    "sortish_sampler": _truthy("sortish_sampler"),
 }
 
 
@@ -239,7 +206,10 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
 def _checks() -> tuple[dict[str, NumberRange], list[RecipeCheck]]:
     content = toml_beside(__file__, "checks.toml")
     limits = {flag: row for row in content["ranges"] for flag in row.pop("flags")}
-    checks = [RecipeCheck(when=WHEN[name], **row) for name, row in content["checks"].items()]
+    checks = [
+        RecipeCheck(when=_holds(row.pop("when")) if "when" in row else WHEN[name], **row)
+        for name, row in content["checks"].items()
+    ]
     return {flag: NumberRange(**row) for flag, row in limits.items()}, checks
 
 

@@ -112,6 +112,20 @@ class TrainSpec:
 
     # dpo
     dpo_beta: float = 0.1
+    dpo_loss: str = "sigmoid"
+    dpo_label_smoothing: float = 0.0
+    dpo_divergence: str = "reverse_kl"
+    sft_weight: float = 0.0
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
+
+    # distillation
+    teacher: str | None = None
+    distill_loss: str = "forward"
+    distill_beta: float = 0.5
+    distill_temperature: float = 1.0
+    distill_alpha: float = 0.0
 
     # learning rates
     layer_lr_decay: float | None = None

@@ -188,7 +188,7 @@ def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str
         ("GPUs", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))),
         ("model type", run.get("model_type")),
         ("parameters", f"{whole(run.get('parameters')):,}" if whole(run.get("parameters")) else None),
-        ("task", run.get("task")),
+        ("task", run.get("objective") or run.get("task")),
         ("precision", run.get("precision")),
         ("ZeRO stage", run.get("zero_stage")),
         ("global batch", batch.get("global_batch")),

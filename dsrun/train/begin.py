@@ -91,6 +91,7 @@ def build_trainer(run: PreparedRun, start: elastic.AdaptedCheckpoint | None, fac
     )
     trainer.keep_checkpoints(saving)
     if start:
+        trainer.loss_of_model.restore(start.source)
         run.context.progress.saved = step_of(start.source)
         # Before the other callbacks, which find an ordinary engine then.
         trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=run.folder.path))
@@ -153,13 +154,13 @@ def _print_header(
     run: PreparedRun, batching: BatchingPlan, data: list[tuple[str, str]], *, parameters: int, trainable: int
 ) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
-    plan, spec = run.plan, run.plan.recipe.spec
+    plan = run.plan
     how = f"{parameters:,} parameters" + _origin(plan)
     if trainable != parameters:
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
     rows = [
         ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
-        ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
+        ("task", plan.objective),
         ("parallel", plan.parallel),
         ("precision", plan.precision),
         *data,

@@ -284,3 +284,13 @@ def test_long_row_takes_no_padding_mask(plan, model):
     assert [row["gpu_total"] for row in sdpa["strategies"]] == [row["gpu_total"] for row in flash["strategies"]]
     assert (flash["asked"]["attention"], flash["asked"]["packed"]) == ("flash", False)
     assert "--attn-implementation flash_attention_2" in flash["commands"][-1]
+
+
+def test_plan_with_teacher(plan, model):
+    """It is counted, and the commands that follow train with it."""
+    teacher, student = model(LLAMA_8B, "teacher"), model(LLAMA_8B | {"num_hidden_layers": 2}, "student")
+    common = ("--model", student, "--gpus", "a100-80:8", "--max-length", "1024", "--format", "json")
+    alone, beside = as_json(plan(*common)), as_json(plan(*common, "--teacher", teacher))
+    assert beside["choice"] != alone["choice"]
+    done = plan(*common[:-2], "--teacher", teacher)
+    assert f"--task distill --teacher {shlex.quote(teacher)}" in done.stdout

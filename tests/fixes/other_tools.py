@@ -11,7 +11,7 @@ TOKEN = re.compile(
 )
 # What stands in an answer for a value.
 VALUES = {
-    "RANK": "8", "BETA": "0.2", "NAME…": "q", "NAME": "demo-t5", "N": "2", "K": "1",
+    "RANK": "8", "BETA": "0.2", "WEIGHT": "0.5", "NAME…": "q", "NAME": "demo-t5", "N": "2", "K": "1",
     "FILE…": "train.jsonl", "FILE": "train.jsonl",
     "DIR": "folder", "PATTERN…": "encoder", "PATTERN=RATE…": "encoder=1e-4", "PORT": "29555",
 }  # fmt: skip
@@ -23,7 +23,7 @@ OF_FLAG = {
     "--torch_compile_backend": "inductor", "--deepspeed": "ds.json", "--config": "run.yaml", "--mix": "mix.yaml",
     "--hub_model_id": "me/mine", "--dataset": "data", "--chat-template": "chatml", "--test-file": "train.jsonl",
     "--sample-prompts": "prompts.txt", "--model": "model", "--output": "mine", "--attn-implementation": "sdpa",
-    "--weights-dtype": "bfloat16", "--tokenizer": "model",
+    "--weights-dtype": "bfloat16", "--tokenizer": "model", "--dpo-loss": "ipo", "--dpo-divergence": "js_divergence",
 }  # fmt: skip
 
 

@@ -106,6 +106,22 @@ def pairs(tmp_path_factory):
     return {"train": write("train.jsonl", 0, 53), "validation": write("validation.jsonl", 100, 11)}
 
 
+@pytest.fixture(scope="session")
+def preferences(tmp_path_factory):
+    """Files of prompts whose better answer is the prompt again: 30 to train on, 7 to evaluate."""
+    folder = tmp_path_factory.mktemp("preferences")
+
+    def write(name, start, count):
+        rows = [
+            {"prompt": phrase(i, 2 + i % 4) + " ", "chosen": phrase(i, 2 + i % 4), "rejected": phrase(i + 7, 2 + i % 6)}
+            for i in range(start, start + count)
+        ]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(folder / name)
+
+    return {"train": write("train.jsonl", 0, 30), "validation": write("validation.jsonl", 100, 7)}
+
+
 class Ran:
     """A finished `dsrun`: exit code, what it printed, and the run folder's records."""
 

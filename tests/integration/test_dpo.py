@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.runs.records import read_records
 from dsrun.train.loss.dpo import METRICS
-from tests.integration.conftest import FP32, dsrun, many_runs, phrase
+from tests.integration.conftest import FP32, dsrun, many_runs
 
 pytestmark = pytest.mark.train
 
@@ -31,22 +31,6 @@ class Case:
 WEIGHTS = [Case(0, 2, ranks=1), Case(0, 4), Case(2, 2), Case(3, 4)]
 ADAPTERS = [Case(0, 8, ranks=1, lora=True), Case(2, 4, lora=True), Case(3, 2, lora=True)]
 RESUMED = [Case(2, 2), Case(3, 4), Case(3, 2, lora=True)]
-
-
-@pytest.fixture(scope="module")
-def preferences(tmp_path_factory):
-    """Files of prompts whose better answer is the prompt again: 30 to train on, 7 to evaluate."""
-    folder = tmp_path_factory.mktemp("preferences")
-
-    def write(name, start, count):
-        rows = [
-            {"prompt": phrase(i, 2 + i % 4) + " ", "chosen": phrase(i, 2 + i % 4), "rejected": phrase(i + 7, 2 + i % 6)}
-            for i in range(start, start + count)
-        ]
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(folder / name)
-
-    return {"train": write("train.jsonl", 0, 30), "validation": write("validation.jsonl", 100, 7)}
 
 
 def flags(case, tiny, preferences, output):
@@ -121,6 +105,6 @@ def test_dpo_as_a_command(tiny, preferences, tmp_path):
         "--dpo-beta", 0.2, "--metric-for-best-model", "rewards/accuracies", "--load-best-model-at-end",
         output=tmp_path / "run",
     ).ok()  # fmt: skip
-    assert "dpo (beta 0.2)" in ran.err
+    assert "dpo (sigmoid, beta 0.2)" in ran.err
     assert "rewards/accuracies" in ran.err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["task"] == "dpo"

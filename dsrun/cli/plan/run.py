@@ -39,6 +39,9 @@ def run(**given: Any) -> int:
         # Speech models pad each source to it.
         given["max_source_length"] = found.config.get("max_source_positions")
     request = _request(counted, given)
+    if given["teacher"]:
+        teacher = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False)
+        request = replace(request, beside=teacher.architecture)
     sides = ("max_source_length", "max_target_length")
     unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None]
     if unused and not counted.architecture.seq2seq:
@@ -164,6 +167,8 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
     data = tuple(
         arg for name in ("train_file", "dataset") if given[name] for arg in (f"--{name.replace('_', '-')}", given[name])
     )
+    if given["teacher"]:
+        data += ("--task", "distill", "--teacher", given["teacher"])
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)

@@ -46,6 +46,10 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     spec, hf = recipe.spec, recipe.hf
     name = stored_name(spec.model or "", spec, machine.environ)
     model = count(find(name, machine.environ), meta=False, from_scratch=spec.from_scratch).architecture
+    beside = model if spec.task == "dpo" and not spec.lora else None
+    if spec.task == "distill":
+        teacher = stored_name(spec.teacher or "", spec, machine.environ)
+        beside = count(find(teacher, machine.environ), meta=False, from_scratch=False).architecture
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     asked = "bf16" if hf.get("bf16") else "fp16" if hf.get("fp16") else "auto"
     micro = spec.micro_batch_size or hf.get("per_device_train_batch_size")
@@ -65,6 +69,7 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
         micro_batch=micro,
         attention=attention_of(spec.attn_implementation),
         chunked_loss=bool(hf.get("use_liger_kernel")) and not model.seq2seq,
+        beside=beside,
     )
     own = config_of(target) if hf.get("deepspeed") else None
     if own is not None:

@@ -63,7 +63,7 @@ def check_data(recipe: Recipe) -> None:
 
 def tasks_of(spec: TrainSpec) -> tuple[str, ...]:
     """What the run learns: seq2seq, causal-lm or dpo; both of the first where only transformers can tell."""
-    if spec.task != "auto":
+    if spec.task not in ("auto", "distill"):
         return (spec.task,)
     if spec.model in DEMO_MODELS:
         return (DEMO_MODELS[spec.model],)

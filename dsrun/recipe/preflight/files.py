@@ -34,6 +34,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     if spec.hub == "modelscope":
         check_owners(spec)
     _check_model(spec)
+    if spec.teacher:
+        _check_model(of_teacher(spec), "--teacher")
     for name, flag in (
         (spec.tokenizer, "--tokenizer"),
         (spec.config_name, "--config-name"),
@@ -63,6 +65,7 @@ def check_owners(spec: TrainSpec) -> None:
     """Raise UsageError for a name that ModelScope cannot have: all there have an owner, on the Hub some have none."""
     for flag, name in (
         ("--model", spec.model),
+        ("--teacher", spec.teacher),
         ("--tokenizer", spec.tokenizer),
         ("--config-name", spec.config_name),
         *(("--dataset", each.dataset) for each in specs_of(spec).values()),
@@ -97,31 +100,39 @@ def is_path(name: str) -> bool:
     return is_there(Path(name)) or suffix_of(Path(name)) in FORMATS
 
 
-def _check_model(spec: TrainSpec) -> None:
-    """Raise UsageError for a local model that cannot be trained."""
+def of_teacher(spec: TrainSpec) -> TrainSpec:
+    """What loads --teacher as the others load --model: as it is, in its own dtype."""
+    kept = ("hub", "token", "cache_dir", "trust_remote_code", "attn_implementation")
+    return TrainSpec(model=spec.teacher, weights_dtype="auto", **{name: getattr(spec, name) for name in kept})
+
+
+def _check_model(spec: TrainSpec, flag: str = "--model") -> None:
+    """Raise UsageError for a local model that cannot be trained, or learned from."""
     name = spec.model
+    if name in DEMO_MODELS and flag == "--teacher":
+        raise UsageError(f"{flag} {name} knows nothing: a demo begins untrained", fix="train it, and name RUN/model")
     if not name or name in DEMO_MODELS:
         return
     if not is_path(name):
-        refuse_no_name(name)
+        refuse_no_name(name, flag)
         return
     path = Path(name).expanduser()
     if not is_there(path):
-        raise UsageError(f"--model {name} does not exist", fix=_near(path))
+        raise UsageError(f"{flag} {name} does not exist", fix=_near(path))
     from dsrun.recipe.preflight.model_folder import check_model_folder  # many models are of the Hub
 
-    check_model_folder(path, spec)
+    check_model_folder(path, spec, flag)
 
 
-def refuse_no_name(name: str) -> None:
+def refuse_no_name(name: str, flag: str = "--model") -> None:
     """Raise UsageError for a model that is no folder and can have no such name on the Hub."""
     from dsrun.models.folder import HUB_NAME  # most names are of the Hub, or a demo
 
     if not HUB_NAME.fullmatch(name):
         fix = as_in_wsl(name) or "a name there is owner/name"
-        raise UsageError(f"--model {name} is neither a folder nor a name on the Hub", fix=fix)
+        raise UsageError(f"{flag} {name} is neither a folder nor a name on the Hub", fix=fix)
     if name.startswith("demo-") and (meant := nearest(name, DEMO_MODELS)):
-        raise UsageError(f"--model {name} is no demo model", fix=f"did you mean {meant}?")
+        raise UsageError(f"{flag} {name} is no demo model", fix=f"did you mean {meant}?")
 
 
 def _check_named_file(path: Path, what: str) -> None:

@@ -18,23 +18,22 @@ CHOOSE_FOR_DPO = "choose a causal LM (Llama, Qwen …)"
 CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
 
 
-def check_model_folder(path: Path, spec: "TrainSpec") -> None:
-    """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
+def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> None:
+    """Raise UsageError for a folder, named by `flag`, that is no model, has no weights, or is no model of text."""
     # A name on the Hub needs none of it.
     from dsrun.models.families import family_of, is_trained, other_models
     from dsrun.models.folder import has_weights
 
     name = spec.model
     if not path.is_dir():
-        raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
+        raise UsageError(f"{flag} {name} is a file; a model is a folder with config.json and its weights")
     if not (path / "config.json").is_file():
         adapter = (path / "adapter_config.json").is_file()
         what = "contains a LoRA adapter, not a model" if adapter else "is not a model: it contains no config.json"
-        raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
+        raise UsageError(f"{flag} {name} {what}", fix="merge the adapter first" if adapter else None)
     if not spec.from_scratch and not has_weights(path):
-        raise UsageError(
-            f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
-        )
+        fix = "--from-scratch initialises a model from its config" if flag == "--model" else "name a trained model"
+        raise UsageError(f"{flag} {name} holds config.json but no weights", fix=fix)
     if not spec.from_scratch and not any(path.glob("*.safetensors")):
         from dsrun.models.pickled import refuse_code  # few models have no safetensors
 
@@ -44,11 +43,11 @@ def check_model_folder(path: Path, spec: "TrainSpec") -> None:
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and not is_trained(config) and "auto_map" not in config:
-        raise UsageError(f"--model {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
+        raise UsageError(f"{flag} {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
     if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.model_config:
-        raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
+        raise UsageError(f"{flag} {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
-        raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
+        raise UsageError(f"--task dpo: {flag} {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
 
 
 def _config(file: Path) -> dict[str, Any]:

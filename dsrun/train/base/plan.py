@@ -61,6 +61,14 @@ class TrainingPlan:
     given: Given = NOTHING
 
     @property
+    def objective(self) -> str:
+        """What is learned: "seq2seq", "dpo (hinge, beta 0.1)", "distill (forward, from org/teacher)"."""
+        spec = self.recipe.spec
+        if spec.task == "dpo":
+            return f"dpo ({spec.dpo_loss}, beta {spec.dpo_beta:g})"
+        return f"distill ({spec.distill_loss}, from {spec.teacher})" if spec.task == "distill" else self.task
+
+    @property
     def parallel(self) -> str:
         """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
         stage, offload = stage_of(self.deepspeed), self.recipe.spec.offload

@@ -154,8 +154,9 @@ def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
     except Exception as error:
         _raise(f"--plugin {named}: {file.class_name}() failed", error, file)
     _check_attributes(found)
-    if spec.task == "dpo" and found.has("loss"):
-        raise UsageError(f"--plugin {named} has a loss of its own, and so has --task dpo", fix="leave out one of them")
+    if spec.task in ("dpo", "distill") and found.has("loss"):
+        what = f"--plugin {named} has a loss of its own, and so has --task {spec.task}"
+        raise UsageError(what, fix="leave out one of them")
     return found
 
 

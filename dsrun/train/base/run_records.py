@@ -113,7 +113,8 @@ def _description(plan: TrainingPlan) -> dict[str, Any]:
         "command": masked(plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv]),
         "model": plan.title,
         "model_type": plan.config.model_type,
-        "task": "dpo" if recipe.spec.task == "dpo" else plan.task,
+        "task": recipe.spec.task if recipe.spec.task in ("dpo", "distill") else plan.task,
+        "objective": plan.objective,
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
         # Access tokens must not stand in a file that is passed around.

@@ -23,7 +23,8 @@ def metadata(facts: CardFacts, *, adapter: bool) -> ModelCardData:
     given = [code for each in facts.sets.values() for code in (each.source_lang, each.target_lang, each.lang)]
     codes = [_LANGUAGE.fullmatch(each or "") for each in given]
     datasets = [name for each in facts.sets.values() if (name := hub_dataset(each))]
-    known = {"deepspeed": facts.plan.deepspeed is not None, "lora": spec.lora, "dpo": spec.task == "dpo"}
+    known = {"deepspeed": facts.plan.deepspeed is not None, "lora": spec.lora}
+    known |= {name: spec.task == name for name in ("dpo", "distill")}
     results = list(_results(facts))
     named = {"rouge" if each.metric_type.startswith("rouge") else each.metric_type for each in results}
     return ModelCardData(

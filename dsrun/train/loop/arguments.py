@@ -20,7 +20,7 @@ from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
-from dsrun.train.loss import dpo
+from dsrun.train.loss import distill, dpo
 from dsrun.train.model.load import HTTP_ERROR, is_unreachable
 from dsrun.zero.ops import stage_of
 
@@ -85,7 +85,7 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
             "--auto-find-batch-size changes the global batch without notice",
             fix="use --micro-batch-size auto, which keeps it",
         )
-    of_loss = dpo.METRICS if spec.task == "dpo" else ("perplexity",)
+    of_loss = {"dpo": dpo.METRICS, "distill": distill.METRICS}.get(spec.task, ("perplexity",))
     of_plugin = plan.plugin.plugin.metric_names if plan.plugin else ()
     _check_metric(values, of_loss, of_plugin, sets_of(validation))
     # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that

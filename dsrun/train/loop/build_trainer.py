@@ -11,6 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console, Internal, PlainTask
+from dsrun.train.base.labels import shifts_labels
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.base.run_records import RunRecords
@@ -27,11 +28,14 @@ from dsrun.train.loop.callbacks import guard_trackers
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.nan import guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
+from dsrun.train.loss.distill import DistillLoss
+from dsrun.train.loss.dpo import DpoLoss, without_dropout
 from dsrun.train.loss.model_loss import LossBySet, ModelLoss, own_loss_notice
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.loss.protocol import Loss
+from dsrun.train.loss.reference import AdaptersOff, FrozenModel, ReferenceSync
+from dsrun.train.loss.teacher import load_teacher
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions
@@ -111,6 +115,8 @@ class TrainerBuilder(PreparedRun):
                 rates=rates,
                 plugin=plan.plugin,
             )
+        if isinstance(loss, DpoLoss) and plan.recipe.spec.sync_ref_model:
+            trainer.add_callback(ReferenceSync(loss.reference, plan.recipe.spec))
         if plan.recipe.spec.long_context:
             save_memory(trainer, length=plan.recipe.spec.long_context // plan.batch.sharing)
         # The Trainer adds it where tqdm is off; it prints each log line as a dict.
@@ -145,14 +151,17 @@ class TrainerBuilder(PreparedRun):
         if spec.long_context:
             base = model.get_base_model() if spec.lora else model
             return SequenceLoss(base, degree=self.plan.batch.sharing, length=spec.long_context, smoothing=smoothing)
-        if spec.task != "dpo":
+        if spec.task not in ("dpo", "distill"):
             return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
-        if spec.lora:
-            return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
-        # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
-        copy, _ = self._base(arguments.seed)
         sharded = stage_of(self.plan.deepspeed) == 3
-        return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
+        if spec.task == "distill":
+            teacher = load_teacher(self.plan, self.tokenizer, model, notify=self.console.notice)
+            frozen = FrozenModel(teacher, sharded=sharded, reference=False)
+            return DistillLoss(frozen, spec, shifted=shifts_labels(model), smoothing=smoothing)
+        if spec.lora:
+            return DpoLoss(AdaptersOff(model), spec)
+        # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
+        return DpoLoss(FrozenModel(self._base(arguments.seed)[0], sharded=sharded), spec)
 
     def _by_set(self, loss: Loss, arguments: Any) -> Loss:
         """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
@@ -196,7 +205,7 @@ class TrainerBuilder(PreparedRun):
         model, notices = self._base(seed)
         if spec.task == "dpo":
             without_dropout(model)
-        else:
+        elif spec.task != "distill":
             plugin = self.plan.plugin
             notices.append(None if plugin and plugin.has("loss") else own_loss_notice(model, smoothing))
         if tokens and spec.lora:

@@ -14,6 +14,8 @@ from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer
+from dsrun.train.checkpoint.save import CheckpointSave
+from dsrun.train.checkpoint.serialize import write_safetensors
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import EvaluationResult, Evaluator, LossState
@@ -21,7 +23,7 @@ from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, to_d
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.loop.step_times import StepTimes
-from dsrun.train.loss.protocol import Loss
+from dsrun.train.loss.protocol import STATE_FILE, Loss
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.packing.decide import BatchingPlan
 from dsrun.zero.ops import stage_of
@@ -108,27 +110,28 @@ class RunTrainer(CheckpointingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
-        """The micro batches of one optimizer step, and the target tokens (or pairs) in them on all ranks together."""
+        """The micro batches of one optimizer step, and what its loss is a mean over, on all ranks together."""
         self.taken = batches = self.step_times.fetch(epoch_iterator, num_batches)
         loss = self.loss_of_model
         items = sum(loss.items(b["labels"]) for b in batches)
         read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
         work = (sum(each) for each in zip(*(b.work for b in batches), strict=True))
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = to_device(torch.stack([torch.as_tensor(n) for n in (items, *read, *work, *requests)]), device)
+        counts = [torch.as_tensor(n).reshape(-1) for n in (*read, *work, *requests, items)]
+        counts = to_device(torch.cat(counts), device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
-            # Each of the ranks that share rows has counted them.
-            counts[:-2] //= self.split.sharing
-        self._seen += counts[1:3]
-        self._work += counts[3:-2]
-        self._votes = counts[-2:]
+        self._votes = counts[7:9]
+        # Each of the ranks that share rows has counted them.
+        counts = counts // self.split.sharing
+        self._seen += counts[:2]
+        self._work += counts[2:7]
         # DeepSpeed moves its own scheduler on before the Trainer reads the rate to log.
         self._step_rate = float(self.optimizer.param_groups[0]["lr"])
         samples = [batch.ids for batch in batches]
         self.nan_guard.begin(self.state.global_step + 1, batches, self._tr_loss, samples)
         # A step whose rows are all filler has a loss of 0 and no items: 0, not 0 / 0.
-        return batches, counts[0].clamp(min=1)
+        return batches, counts[9:].clamp(min=1).squeeze()
 
     @property
     def ranks_want_to_stop(self) -> bool:
@@ -204,6 +207,11 @@ class RunTrainer(CheckpointingTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.loss_state.note()
         super()._save_checkpoint(model, trial)
+
+    def _write(self, save: CheckpointSave) -> None:
+        super()._write(save)
+        if tensors := self.loss_of_model.tensors():
+            save.store(write_safetensors, tensors, save.folder / STATE_FILE)
 
     def _run_epoch(self, **kwargs: Any) -> None:
         """One epoch; none where the checkpoint that was resumed is a finished run's: it has seen all steps, or has run

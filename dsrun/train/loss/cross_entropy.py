@@ -29,7 +29,7 @@ def token_cross_entropy(
         # The compiler fuses these by itself, and would unroll the chunks.
         each = F.cross_entropy(rows.float(), flat, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing)
     else:
-        each = _CrossEntropy.apply(rows, flat, smoothing, overwrite and not _are_kept(logits))
+        each = _CrossEntropy.apply(rows, flat, smoothing, overwrite and not are_kept(logits))
     return each.view(targets.shape)
 
 
@@ -52,7 +52,7 @@ def causal_lm_loss(
     return total / torch.as_tensor(items, device=total.device)
 
 
-def _are_kept(logits: torch.Tensor) -> bool:
+def are_kept(logits: torch.Tensor) -> bool:
     """Whether a backward pass up to the `logits` needs them, as that of tanh needs its result, or they are a leaf."""
     node = logits.grad_fn
     if node is None:
@@ -73,7 +73,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits, targets)
         ctx.smoothing, ctx.overwrite = smoothing, overwrite
         each = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        for part in _chunks(logits):
+        for part in chunks(logits):
             each[part] = F.cross_entropy(
                 logits[part].float(), targets[part], ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
             )
@@ -89,7 +89,7 @@ class _CrossEntropy(torch.autograd.Function):
         # An ignored target is no index.
         index = targets.where(learned, 0).unsqueeze(1)
         found = logits.detach() if ctx.overwrite else torch.empty_like(logits)
-        for part in _chunks(logits):
+        for part in chunks(logits):
             difference = torch.softmax(logits[part], 1, dtype=torch.float32)
             if ctx.smoothing:
                 difference -= ctx.smoothing / logits.size(1)
@@ -101,7 +101,7 @@ class _CrossEntropy(torch.autograd.Function):
         return found, None, None, None
 
 
-def _chunks(logits: torch.Tensor) -> Iterator[slice]:
-    """Runs of rows of about LOSS_CHUNK logits together."""
+def chunks(logits: torch.Tensor) -> Iterator[slice]:
+    """Runs of the rows of `logits`, of about LOSS_CHUNK logits together."""
     step = max(1, LOSS_CHUNK // logits.size(1))
     return (slice(start, start + step) for start in range(0, len(logits), step))

@@ -1,11 +1,14 @@
 """What the Trainer, evaluation and checkpoints ask of a loss, whatever it is computed from."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 PreferenceInputs = dict[str, Any]
+STATE_FILE = "reference.safetensors"
+"""In a checkpoint, if a loss has anything to keep: the weights of a reference that has moved."""
 
 
 class Loss(Protocol):
@@ -28,7 +31,7 @@ class Loss(Protocol):
     """Where their labels are: row, first position, and the one behind the last."""
 
     def items(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the loss is a mean over, counted in the labels of a micro batch."""
+        """What the loss is a mean over, counted in the labels of a micro batch; of several terms, one for each."""
         ...
 
     def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -47,3 +50,11 @@ class Loss(Protocol):
     def logged(self, window: torch.Tensor) -> dict[str, float]:
         """What goes into the log line beside the loss, from the `window` of all ranks, added up."""
         return {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """On rank 0, what a checkpoint has to keep of it, in STATE_FILE. A collective."""
+        return {}
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take what a checkpoint has kept. A collective."""
+        return

@@ -118,7 +118,7 @@ def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:
         raise UsageError(f"{model} is a {config.model_type} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
-    if requested != "auto":
+    if requested not in ("auto", "distill"):
         wanted: ModelTask = "seq2seq" if requested == "seq2seq" else "causal-lm"
         if wanted not in able and is_stock:
             kind = f"{model} is a {config.model_type} model"

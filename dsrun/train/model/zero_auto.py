@@ -29,13 +29,14 @@ from dsrun.hub.modelscope_cache import local_name
 from dsrun.models.folder import FoundModel, find
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import TrainingPrecision
+from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET, TrainSpec
 from dsrun.recipe.resolve import with_defaults
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import ModelTask
-from dsrun.train.model.load import one_at_a_time
+from dsrun.train.model.load import load_config, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
@@ -76,9 +77,10 @@ def _choose(
     found = _found(spec)
     # Under the content of config.json `dsrun plan --calibrate` keeps its corrections.
     stored = found.config if found else dict(config.to_dict())
+    model = _architecture(spec, found, stored, config)
     chosen = memory_plan.decide(
         stored,
-        _architecture(spec, found, stored, config),
+        model,
         gpus,
         precision=precision,
         length=target,
@@ -89,8 +91,18 @@ def _choose(
         checkpointing=recipe.hf.get("gradient_checkpointing"),
         offload=spec.offload if recipe.given("offload") else None,
         attention=attention_of(spec.attn_implementation),
+        beside=_beside(spec, model),
     )
     return memory_plan.settings(chosen), memory_plan.message(chosen)
+
+
+def _beside(spec: TrainSpec, model: ModelShapes) -> ModelShapes | None:
+    """The teacher, or the copy that DPO compares with."""
+    if spec.task != "distill":
+        return model if spec.task == "dpo" and not spec.lora else None
+    teacher = of_teacher(spec)
+    config = load_config(teacher)
+    return _architecture(teacher, _found(teacher), dict(config.to_dict()), config)
 
 
 def _architecture(spec: TrainSpec, found: FoundModel | None, stored: dict[str, Any], config: Any) -> ModelShapes:

@@ -158,6 +158,8 @@ def _cannot_pack(plan: TrainingPlan, loss: Any) -> str | None:
     plugin, spec = plan.plugin, plan.recipe.spec
     if spec.task == "dpo":
         return "dpo compares whole answers"
+    if spec.task == "distill":
+        return "the teacher might not keep packed samples apart"
     if plugin and (plugin.has("loss") or plugin.has("collate")):
         return "the plugin gets padded batches"
     if getattr(loss, "kind", None) == "own":

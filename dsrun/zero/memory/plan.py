@@ -143,6 +143,7 @@ def decide(
     checkpointing: bool | None = None,
     offload: str | None = None,
     attention: AttentionKernel = "sdpa",
+    beside: ModelShapes | None = None,
 ) -> ChosenPlan:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
@@ -168,6 +169,7 @@ def decide(
         precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
         checkpointing=switch,
         attention=attention,
+        beside=beside,
     )
     return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 

@@ -167,6 +167,8 @@ class PlanRequest:
     optimizer: str = optimizers.DEFAULT
     weights: int = FP32
     """Bytes of a weight as it is loaded (--weights-dtype); DeepSpeed casts it, plain DDP trains it so."""
+    beside: ModelShapes | None = None
+    """A model that is read and not trained: the teacher of a distillation, or the reference of DPO."""
     sequence_parallel: int = 1
     """GPUs that share a sample (Ulysses); its activations are cut over them."""
     chunked_loss: bool = False

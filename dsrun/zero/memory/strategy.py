@@ -162,12 +162,26 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
         sharding = replace(sharding, sums_in_fp32=True)
     trained = _training(request.model, request.lora)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
+    held, kept = _states(request.model, request.lora, sharding), activations(request.model, work)
+    if request.beside:
+        held = _with_other(held, request.beside.parameters, sharding)
+        kept = kept._replace(
+            logits=kept.logits + work.width * work.micro_batch * work.length * request.beside.vocabulary
+        )
     return GpuPeak(
-        states=_states(request.model, request.lora, sharding),
+        states=held,
         buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
-        activations=activations(request.model, work),
+        activations=kept,
         factor=request.factor,
     )
+
+
+def _with_other(held: RankStates, parameters: int, sharding: StateSharding) -> RankStates:
+    """With the weights of a model that is only read: sharded under ZeRO-3, and where that keeps the trained ones."""
+    place = {"cpu": "host", "nvme": "nvme"}.get(sharding.offload, "gpu") if sharding.stage == 3 else "gpu"
+    size = sharding.width * -(-parameters // (sharding.world if sharding.stage == 3 else 1))
+    more = {place: getattr(held, place)._replace(parameters=getattr(held, place).parameters + size)}
+    return RankStates(**held._asdict() | more)
 
 
 def sums_in_fp32(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> bool:

@@ -117,3 +117,28 @@ def test_harvested_model_types_are_those_of_transformers():
     """Also by the rule of the training process, for one of each kind."""
     done = subprocess.run([sys.executable, "tools/harvest_other_models.py", "--check"], check=False)
     assert done.returncode == 0, "python tools/harvest_other_models.py writes dsrun/models/other_models.json"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [
+        ("../nowhere", "does not exist"), ("model/config.json", "is a file"), ("bare", "no weights"),
+        ("adapter", "contains a LoRA adapter"), ("no name at all", "neither a folder nor a name on the Hub"),
+        ("demo-llama", "a demo begins untrained"), ("empty", "contains no config.json"),
+    ],
+)  # fmt: skip
+def test_teacher_is_checked_as_the_model_is(teacher, says, check, tmp_path, monkeypatch):
+    """Before any library is loaded, in the name of its flag."""
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("bare", "config.json"), ("adapter", "adapter_config.json"), ("empty", "notes.txt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(json.dumps(LLAMA))
+    named = teacher if teacher == "no name at all" or teacher.startswith("demo-") else f"./{teacher}"
+    with pytest.raises(UsageError, match=rf"--teacher {named}.*{says}"):
+        check(LLAMA, task="distill", teacher=named)
+
+
+def test_teacher_of_the_hub_and_one_of_this_machine_accepted(check, tmp_path):
+    check(LLAMA, task="distill", teacher="org/teacher")
+    (tmp_path / "model").rename(tmp_path / "teacher")
+    check(LLAMA, task="distill", teacher=str(tmp_path / "teacher"))

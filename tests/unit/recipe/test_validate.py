@@ -53,9 +53,13 @@ def test_model_type_or_config_name_instead_of_model(notices):
         ("--task dpo", "--task dpo needs data with chosen and rejected answers"),
         ("--task dpo --train-file a.jsonl --predict_with_generate", "--predict_with_generate: with --task dpo nothing"),
         (
-            "--task dpo --train-file a.jsonl --label_smoothing_factor 0.5",
-            "--label_smoothing_factor 0.5: with --task dpo",
+            "--task dpo --train-file a.jsonl --label_smoothing_factor 0.1",
+            "--label_smoothing_factor smooths the targets of cross entropy",
         ),
+        ("--task dpo --train-file a.jsonl --dpo-label-smoothing 0.5", "--dpo-label-smoothing: 0.5 is not from 0 to"),
+        ("--task distill", "--task distill needs a model to learn from"),
+        ("--task distill --teacher m --distill-loss jsd --distill-beta 1", "--distill-beta: 1.0 is not from 0.001 to"),
+        ("--task distill --teacher m --long-context 64 --zero 2", "--long-context"),
         ("--task dpo --train-file a.jsonl --beta 0", "--dpo-beta: 0.0 is not at least 1e-06"),
         ("--quantization 4bit", "--quantization 4bit: quantised weights cannot be trained, only adapters on them"),
         ("--quantization 4bit --lora 4 --from-scratch", "--quantization 4bit: only trained weights can be quantised"),
@@ -99,7 +103,7 @@ def test_invalid_flag_combinations_rejected(notices, argv, message):
         "--task causal-lm --predict_with_generate",
         "--predict_with_generate",
         "--lora 4 --lora_dropout 0.5",
-        "--task dpo --train-file a.jsonl --dpo-beta 0.2 --label_smoothing_factor 0.1",
+        "--task dpo --train-file a.jsonl --dpo-beta 0.2 --dpo-label-smoothing 0.1",
     ],
 )
 def test_valid_flag_combinations_accepted(notices, argv):

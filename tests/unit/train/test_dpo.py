@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.preferences import PreferenceCollator
-from dsrun.train.loss.dpo import METRICS, AdaptersOff, DpoLoss, FrozenCopy, inference_config, without_dropout
+from dsrun.train.loss.dpo import METRICS, DpoLoss, without_dropout
+from dsrun.train.loss.reference import AdaptersOff, FrozenModel, inference_config
 
 IGNORED = -100
 CONFIG = LlamaConfig(
@@ -43,7 +45,7 @@ def filler(row):
 @pytest.fixture
 def loss():
     """The loss against a frozen copy with other weights."""
-    return DpoLoss(FrozenCopy(model_of(1), sharded=False), beta=0.3)
+    return DpoLoss(FrozenModel(model_of(1), sharded=False), TrainSpec(dpo_beta=0.3))
 
 
 def test_loss_equals_that_of_trl(loss, tmp_path):
@@ -54,7 +56,7 @@ def test_loss_equals_that_of_trl(loss, tmp_path):
     from tests.integration.conftest import make_tokenizer
 
     model, batch = model_of(0), COLLATE(ROWS)
-    ours, _ = loss(model, batch, torch.tensor(len(ROWS)))
+    ours, _ = loss(model, batch, loss.items(batch["labels"]))
     theirs = DPOTrainer(
         model, model_of(1), processing_class=make_tokenizer(),
         args=DPOConfig(output_dir=str(tmp_path), beta=0.3, use_cpu=True, report_to="none", bf16=False),
@@ -76,7 +78,7 @@ def test_loss_and_gradients_independent_of_the_cut(loss):
         model = model_of(0)
         batches = [COLLATE(part) for part in cut]
         pairs = sum(loss.items(batch["labels"]) for batch in batches)
-        assert pairs == len(ROWS)
+        assert pairs[0] == len(ROWS)
         total = sum(loss(model, batch, pairs)[0] for batch in batches)
         total.backward()
         found.append((total.detach(), model.lm_head.weight.grad))
@@ -87,32 +89,34 @@ def test_loss_and_gradients_independent_of_the_cut(loss):
 
 def test_filler_alone_gives_zero_gradients(loss):
     model = model_of(0)
-    total, _ = loss(model, COLLATE([filler(ROWS[0])]), torch.tensor(1))
+    total, _ = loss(model, COLLATE([filler(ROWS[0])]), torch.tensor([1, 1]))
     total.backward()
     assert total.item() == 0
     assert model.lm_head.weight.grad.abs().sum() == 0
 
 
 def test_loss_is_log_two_where_nothing_is_learned_yet():
-    loss = DpoLoss(FrozenCopy(model_of(0), sharded=False), beta=0.3)
-    assert loss(model_of(0), COLLATE(ROWS), torch.tensor(3))[0].item() == pytest.approx(math.log(2), abs=1e-6)
+    loss = DpoLoss(FrozenModel(model_of(0), sharded=False), TrainSpec(dpo_beta=0.3))
+    assert loss(model_of(0), COLLATE(ROWS), torch.tensor([3, 1]))[0].item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_smoothing_is_the_share_of_swapped_pairs():
     """The loss with smoothing is the mean of the loss and that of the swapped pairs, by their shares."""
     swapped = [row(r["input_ids"][:0], r["rejected_ids"], r["input_ids"]) for r in ROWS]
     straight = [row(r["input_ids"][:0], r["input_ids"], r["rejected_ids"]) for r in ROWS]
-    reference, model, pairs = FrozenCopy(model_of(1), sharded=False), model_of(0), torch.tensor(3)
-    plain = DpoLoss(reference, beta=0.3)
+    reference, model, pairs = FrozenModel(model_of(1), sharded=False), model_of(0), torch.tensor([3, 1])
+    plain = DpoLoss(reference, TrainSpec(dpo_beta=0.3))
     right, wrong = (plain(model, COLLATE(rows), pairs)[0].item() for rows in (straight, swapped))
-    smooth = DpoLoss(reference, beta=0.3, smoothing=0.2)(model, COLLATE(straight), pairs)[0].item()
+    smooth = DpoLoss(reference, TrainSpec(dpo_beta=0.3, dpo_label_smoothing=0.2))(model, COLLATE(straight), pairs)[
+        0
+    ].item()
     assert smooth == pytest.approx(0.8 * right + 0.2 * wrong)
 
 
 def test_window_adds_up_what_is_logged(loss):
     model = model_of(0)
     for part in (ROWS[:1], ROWS[1:]):
-        loss(model, COLLATE(part), torch.tensor(3))
+        loss(model, COLLATE(part), torch.tensor([3, 1]))
     assert loss.metrics(loss.window) == pytest.approx(loss.metrics(loss.sums(model, COLLATE(ROWS))))
 
 

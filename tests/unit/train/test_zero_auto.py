@@ -108,3 +108,30 @@ def test_zero_auto_in_run_yaml(tmp_path):
     recipe = resolve(["--config", "run.yaml"], tmp_path)
     assert recipe.spec.zero == "auto"
     assert resolve(["--config", "run.yaml", "--zero", "3"], tmp_path).spec.zero == "3"
+
+
+def test_zero_auto_counts_the_reference_of_dpo():
+    """Of all weights, not of LoRA, whose reference is the model itself."""
+
+    billion = LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32
+    )
+
+    def micro_batch(*argv):
+        return settled("--max-length", "1024", *argv, config=billion)[0].spec.micro_batch_size
+
+    preferences = ("--task", "dpo", "--train-file", "a.jsonl")
+    assert micro_batch(*preferences) < micro_batch()
+    assert micro_batch(*preferences, "--lora", "8") == micro_batch("--lora", "8")
+
+
+def test_zero_auto_counts_the_teacher(tmp_path):
+    EIGHT_B.save_pretrained(tmp_path / "teacher")
+    (tmp_path / "teacher" / "model.safetensors").touch()
+    small = LlamaConfig(
+        vocab_size=128256, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
+    )
+    alone = settled("--max-length", "1024", config=small)[0].spec
+    taught = ("--task", "distill", "--teacher", str(tmp_path / "teacher"))
+    beside = settled("--max-length", "1024", *taught, config=small)[0].spec
+    assert beside.micro_batch_size < alone.micro_batch_size

@@ -229,3 +229,20 @@ def test_ranks_that_share_samples_take_one_micro_batch_together():
     assert all(each.strategy.stage for each in made.rows)
     with pytest.raises(UsageError, match="--sequence-parallel 3 does not divide the 4 GPUs"):
         ask(sequence_parallel=3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "place", "share"),
+    [(0, "none", "gpu", 1), (2, "none", "gpu", 1), (2, "cpu", "gpu", 1), (3, "none", "gpu", 4), (3, "cpu", "host", 4),
+     (3, "optimizer", "gpu", 4), (3, "nvme", "nvme", 4)],
+)  # fmt: skip
+def test_a_model_that_is_only_read_is_counted_where_it_is(stage, offload, place, share):
+    """Whole on each GPU below ZeRO-3, and its logits beside those of the trained one."""
+    strategy = ZeroStrategy(stage=stage, offload=offload, checkpointing=False)
+    alone, beside = (gpu(ask(beside=each), strategy, 2) for each in (None, ONE_B))
+    grown = {
+        name: getattr(beside.states, name).total - getattr(alone.states, name).total for name in ("gpu", "host", "nvme")
+    }
+    assert grown.pop(place) == 2 * -(-ONE_B.parameters // share)
+    assert set(grown.values()) == {0}
+    assert beside.activations.logits - alone.activations.logits == 2 * 2 * 2048 * ONE_B.vocabulary
