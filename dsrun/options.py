@@ -5,6 +5,7 @@ And how such a dataclass is made of what somebody wrote on the command line and 
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import Field, fields
 from functools import cache
 from itertools import chain
@@ -29,15 +30,20 @@ def described(module: str) -> Callable[[type[Spec]], type[Spec]]:
     `help` is its text; `group` its heading in --help and in docs/, without one that of the option above; `flag` its
     name on the command line and in run.yaml where that is not the field's; `aliases` are further names there; `choices`
     are its values, else `metavar` stands for one; `least` and `most` bound a number, both included. Other keys are the
-    spec's own, and documented there.
+    spec's own, and documented there. The options have the order of the tables. One of a base class needs no table: it
+    then comes last, under the heading of its own; with one it has what this changes.
     """
 
     def describe(spec: type[Spec]) -> type[Spec]:
         tables = toml_beside(module)
-        for each in fields(spec):  # type: ignore[arg-type]
-            table = tables[each.name].items()
-            own = {key: tuple(value) if isinstance(value, list) else value for key, value in table}
-            each.metadata = MappingProxyType({**UNSET, **own})
+        found = {each.name: copy(each) for each in fields(spec)}  # type: ignore[arg-type]
+        spec.__dataclass_fields__ = {name: found[name] for name in (*tables, *found)}  # type: ignore[attr-defined]
+        for name, each in found.items():
+            own = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in tables.get(name, {}).items()
+            }
+            placed = {"group": None} if name in tables else {}
+            each.metadata = MappingProxyType({**UNSET, **each.metadata, **placed, **own})
         return spec
 
     return describe

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.options import by_group, type_text, value_kind
+from dsrun.options import by_group, key_of, type_text, value_kind
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.secrets import MASK, masked_values
 
@@ -23,8 +23,10 @@ OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint", "save_total_lim
 # TrainingArguments.debug is a list of debug options, ours a switch; the former is `trainer_debug` in every
 # table, and `--debug underflow_overflow` still reaches it (dsrun.recipe.parser).
 RENAMED = {"debug": "trainer_debug"}
-# JSON flags that may name a file instead; TrainingArguments opens it, dsrun that of a mixture.
-JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config", "mix"})
+# Values of --optim that the Trainer does not know: DeepSpeed's own, which its JSON names.
+ENGINE_OPTIMIZERS = ("muon",)
+# JSON flags that may name a file instead, which TrainingArguments opens, dsrun that of a mixture; or have a short form.
+JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config", "mix", "rope_scaling"})
 # Never shown, never written to a run folder.
 SECRETS = frozenset({"token", "hub_token"})
 
@@ -64,7 +66,7 @@ class RecipeFlag:
     @property
     def default_text(self) -> str:
         """The default as help and docs write it, in words where it is chosen when a run starts; empty for none."""
-        if self.default is None or self.default == []:
+        if self.default in (None, [], ()):
             return CHOSEN.get(self.name, "")
         return shown_value(self.name, self.default)
 
@@ -104,11 +106,13 @@ def normalise(name: str) -> str:
 @cache
 def own_flags() -> dict[str, RecipeFlag]:
     """The options of TrainSpec by name, in the order of their declaration."""
-    return {each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found}
+    flags = (_own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found)
+    return {flag.name: flag for flag in flags}
 
 
 _KINDS: dict[str, FlagKind] = {
-    "int": "int", "float": "float", "bool": "bool", "str": "str", "list[str]": "list", "dict[str, Any]": "json",
+    "int": "int", "float": "float", "bool": "bool", "str": "str", "list[str]": "list",
+    "tuple[str, ...]": "list", "dict[str, Any]": "json",
 }  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
     meta = option.metadata
     kind = value_kind(option)
     return RecipeFlag(
-        name=option.name,
+        name=key_of(option),
         owner="dsrun",
         key=option.name,
         kind=_KINDS[kind],
@@ -155,7 +159,7 @@ def _harvest() -> dict[str, Any]:
 
 
 def _hf_flag(key: str, entry: Mapping[str, Any]) -> RecipeFlag:
-    choices = entry["choices"]
+    choices = [*entry["choices"], *ENGINE_OPTIMIZERS] if key == "optim" else entry["choices"]
     return RecipeFlag(
         name=RENAMED.get(key, key),
         owner="hf",

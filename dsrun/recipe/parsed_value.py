@@ -4,11 +4,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, RecipeFlag, hf_flags, own_flags, shown_value
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import parse_json
 
 # The words HfArgumentParser takes, and YAML's on/off.
@@ -80,6 +82,53 @@ def pattern_and_rate(text: str) -> tuple[str, float]:
     if not pattern.strip() or value is None or not 0 < value < math.inf:
         raise RejectedValue(f"{text!r} is not PATTERN=RATE with a rate above 0, such as 'lm_head=1e-5'")
     return pattern.strip(), value
+
+
+def key_and_value(text: str) -> tuple[str, Any]:
+    """A key, its parts joined by dots, and its value, from `KEY=VALUE`: JSON, or the words and lists of YAML, else the
+    text itself."""
+    key, equals, word = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
+        raise RejectedValue(f"{text!r} is not KEY=VALUE, such as 'rope_parameters.factor=4'")
+    with suppress(json.JSONDecodeError):
+        return key, parse_json(word)
+    import yaml  # few command lines have any
+
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(word)
+        if value is None or isinstance(value, bool | list | dict):
+            return key, value
+    return key, word
+
+
+def config_values(spec: TrainSpec) -> list[tuple[str, str, Any]]:
+    """The values for a model's config: the flag as it was written, the key, the value. Raises RejectedValue."""
+    # In key=value,key=value a comma may also stand inside a value.
+    short = re.split(r",(?=[\w.]+=)", spec.config_overrides) if spec.config_overrides else []
+    words = [("--config-override", word) for word in spec.config_override]
+    words += [("--config-overrides", word) for word in short]
+    return [(f"{flag} {word}", *key_and_value(word)) for flag, word in words]
+
+
+def config_flags(spec: TrainSpec) -> str:
+    """The flags that change a model's config, as they were written."""
+    flags = [flag for flag, _, _ in config_values(spec)] + (["--rope-scaling"] if spec.rope_scaling else [])
+    return " ".join(flags)
+
+
+def rope_settings(given: dict[str, Any] | str) -> dict[str, Any]:
+    """What --rope-scaling sets of `rope_parameters`, from TYPE:FACTOR or an object, in which the type may have its
+    older name. Raises RejectedValue."""
+    if isinstance(given, dict):
+        named = {("rope_type" if key == "type" else key): value for key, value in given.items()}
+        if not isinstance(named.get("rope_type"), str):
+            raise RejectedValue("the object names no rope_type")
+        return named
+    kind, _, factor = given.partition(":")
+    number = _number(factor)
+    if not kind or number is None or not 1 <= number < math.inf:
+        raise RejectedValue(f"{given!r} is not TYPE:FACTOR with a factor from 1, such as yarn:4, and no JSON object")
+    return {"rope_type": kind, "factor": number}
 
 
 SCALARS: dict[str, Callable[[str], Any]] = {

@@ -1,22 +1,23 @@
 """Recipe: a training run as the user described it, every value with its source; and what is wrong with it by itself.
 
-No file, model, GPU or world size is looked at here. What each check says and when it holds is in checks.toml,
-a condition that takes code in `WHEN`.
+No file, model, GPU or world size is looked at here. What each check says, and when it holds, is in checks.toml.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
+from dsrun.engine_options import EngineOptions
 from dsrun.errors import UsageError
+from dsrun.options import key_of
 from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
-from dsrun.recipe.parsed_value import COMMAND_LINE, RejectedValue, pattern_and_rate
+from dsrun.recipe.parsed_value import COMMAND_LINE, RejectedValue, config_values, pattern_and_rate, rope_settings
 from dsrun.recipe.recipe_spec import TrainSpec
 
 DEFAULT = "default"
-OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
+OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo", "muon")
 """Beginnings of the names of optimizers that group parameters themselves."""
 
 
@@ -41,7 +42,7 @@ class Recipe:
         """The recipe of values by their canonical names."""
         own = own_flags()
         return cls(
-            spec=TrainSpec(**{name: value for name, value in values.items() if name in own}),
+            spec=TrainSpec(**{own[name].key: value for name, value in values.items() if name in own}),
             hf={hf_flags()[name].key: value for name, value in values.items() if name not in own},
             sources=dict.fromkeys(own, DEFAULT) | dict(sources),
             **rest,
@@ -116,7 +117,7 @@ class NumberRange(NamedTuple):
 class RecipeCheck(NamedTuple):
     """`when` a recipe (and one of `flags`, where there are any) is like that, a notice, or an error with its fix."""
 
-    when: Callable[[Recipe, str], bool]
+    when: str
     message: str = ""
     fix: str = ""
     notice: str = ""
@@ -153,63 +154,54 @@ def has_data(spec: TrainSpec) -> bool:
     return any((spec.mix, spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
-def _two_micro_batches(recipe: Recipe, _: str) -> bool:
-    sizes = {recipe.spec.micro_batch_size, recipe.hf.get("per_device_train_batch_size")}
-    return None not in sizes and len(sizes) == 2
-
-
-def _is_no_number_of_steps(recipe: Recipe, _: str) -> bool:
-    every = recipe.spec.save_every
-    return every not in (None, "auto") and not (str(every).isdecimal() and int(str(every)) > 0)
-
-
-def _holds(terms: Sequence[str]) -> Callable[[Recipe, str], bool]:
-    """Whether all the terms hold for a recipe and a flag; their form stands in checks.toml."""
-    return lambda recipe, flag: all(_term(recipe, each.replace("{flag}", flag).split()) for each in terms)
-
-
-def _term(recipe: Recipe, words: list[str]) -> bool:
-    match words:
-        case ["not", *rest]:
-            return not _term(recipe, rest)
-        case ["given", name]:
-            return recipe.given(name)
-        case [name, "=", *values]:
-            return str(recipe.value(name)) in values
-        case [name, "!=", *values]:
-            return str(recipe.value(name)) not in values
-    (name,) = words
-    return bool(recipe.value(name))
-
-
-WHEN: dict[str, Callable[[Recipe, str], bool]] = {
-    "no_model": lambda r, _: r.spec.model is r.spec.model_type is r.spec.config_name is None,
-    "fsdp_and_zero": lambda r, _: bool(r.value("fsdp")) and bool(r.value("deepspeed") or r.spec.zero != "0"),
-    "bf16_master_precision": lambda r, name: r.spec.bf16_master_weights and r.hf.get(name) is (name == "fp16"),
-    "micro_batch_twice": _two_micro_batches,
-    "nothing_to_do": lambda r, _: not phases(r),
-    "nothing_trained": lambda r, name: r.given(name) and not r.given("do_train") and "train" not in phases(r),
-    "test_file_unused": lambda r, _: bool(r.spec.test_file) and "test" not in phases(r),
-    "stream_without_end": lambda r, _: r.spec.streaming and r.value("max_steps") <= 0 and "train" in phases(r),
-    "long_context_against": lambda r, name: (
-        bool(r.spec.long_context and r.value(name)) and r.sources.get(name) not in (None, DEFAULT, "--long-context")
-    ),
-    "dpo_without_data": lambda r, _: r.spec.task == "dpo" and not has_data(r.spec),
-    "fp8_without_bf16": lambda r, name: r.spec.fp8 and r.hf.get(name) is (name == "fp16"),
-    "rates_of_own_groups": lambda r, name: r.given(name) and str(r.value("optim")).startswith(OWN_GROUPS),
-    "save_every_invalid": _is_no_number_of_steps,
-    "push_without_training": lambda r, _: bool(r.value("push_to_hub")) and "train" not in phases(r),
+# Flags whose values have a form of their own.
+READ: dict[str, Callable[[TrainSpec], Any]] = {
+    "config_override": lambda spec: config_values(replace(spec, config_overrides=None)),
+    "config_overrides": config_values,
+    "rope_scaling": lambda spec: spec.rope_scaling and rope_settings(spec.rope_scaling),
+    "lr_for": lambda spec: [pattern_and_rate(item) for item in spec.lr_for],
 }
+
+
+class _Values:
+    """The flags of a recipe as attributes, for conditions."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in all_flags():
+            raise AttributeError(name)
+        return self.recipe.value(name)
+
+
+def names_of(recipe: Recipe) -> SubjectNames:
+    """What conditions of checks may name, beside the `flag` that a check is made for."""
+    return SubjectNames(
+        _Values(recipe),
+        {},
+        value=recipe.value,
+        given=recipe.given,
+        hf=recipe.hf,
+        sources=recipe.sources,
+        phases=phases(recipe),
+        has_data=has_data(recipe.spec),
+        own_micro_batch=recipe.hf.get("per_device_train_batch_size"),
+        has_own_groups=str(recipe.value("optim")).startswith(OWN_GROUPS),
+        is_count=lambda text: str(text).isdecimal() and int(text) > 0,
+    )
 
 
 @cache
 def _checks() -> tuple[dict[str, NumberRange], list[RecipeCheck]]:
     content = toml_beside(__file__, "checks.toml")
     limits = {flag: row for row in content["ranges"] for flag in row.pop("flags")}
-    checks = [
-        RecipeCheck(when=_holds(row.pop("when")) if "when" in row else WHEN[name], **row)
-        for name, row in content["checks"].items()
-    ]
+    engine = [key_of(each) for each in fields(EngineOptions)]
+    checks = []
+    for row in content["checks"].values():
+        named = row.pop("flags", [""])
+        flags = tuple(flag for word in named for flag in (engine if word == "@engine" else [word]))
+        checks.append(RecipeCheck(flags=flags, **row))
     return {flag: NumberRange(**row) for flag, row in limits.items()}, checks
 
 
@@ -224,23 +216,20 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
         value = recipe.value(name) if recipe.given(name) else None
         if value is not None and not limits.holds(value):
             raise UsageError(f"{recipe.where(name)}: {value} is not {limits}", fix=limits.fix)
-    for item in recipe.spec.model_config:
-        key, equals, _ = item.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"{recipe.where('model_config')}: {item!r} is not key=value")
-    for item in recipe.spec.lr_for:
+    for name, read in READ.items():
         try:
-            pattern_and_rate(item)
+            read(recipe.spec)
         except RejectedValue as error:
-            raise UsageError(f"{recipe.where('lr_for')}: {error}") from None
+            raise UsageError(f"{recipe.where(name)}: {error}") from None
     if recipe.spec.notify:
         from dsrun.notifications.notify_target import parse_targets  # few runs have any
 
         parse_targets(recipe.spec.notify)
-    notices = []
+    notices, names = [], names_of(recipe)
     for check in _checks()[1]:
         for flag in check.flags:
-            if check.when(recipe, flag):
+            names["flag"] = flag
+            if evaluate(check.when, names):
                 text = (check.notice or check.message).format_map(_Fields(recipe, flag))
                 if not check.notice:
                     raise UsageError(text, fix=(check.fix or "").format_map(_Fields(recipe, flag)))

@@ -8,6 +8,7 @@ from what recipe_spec.toml says of each; the flags of Seq2SeqTrainingArguments a
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsrun.engine_options import EngineOptions
 from dsrun.options import described
 
 DEFAULT_TARGET = 128
@@ -16,7 +17,7 @@ DEFAULT_TARGET = 128
 
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec:
+class TrainSpec(EngineOptions):
     """What a training run needs, apart from the Transformers training arguments.
 
     `example_scripts` marks a flag that exists so that command lines of the Transformers example scripts run unchanged.
@@ -30,7 +31,8 @@ class TrainSpec:
     from_scratch: bool = False
     allow_missing_weights: bool = False
     text_only: bool = False
-    model_config: list[str] = field(default_factory=list)
+    config_override: list[str] = field(default_factory=list)
+    rope_scaling: dict[str, Any] | None = None
     weights_dtype: str = "float32"
     attn_implementation: str | None = None
     resize_position_embeddings: bool | None = None
@@ -47,8 +49,6 @@ class TrainSpec:
     # zero
     zero: str | None = None
     offload: str = "none"
-    nvme_path: str | None = None
-    bf16_master_weights: bool = False
     speed: str = "auto"
 
     # batch
@@ -94,6 +94,9 @@ class TrainSpec:
     num_beams: int | None = None
     sample_prompts: str | None = None
 
+    # memory
+    activation_offload: bool = False
+
     # long context
     long_context: int | None = None
     sequence_parallel: int | None = None
@@ -103,6 +106,7 @@ class TrainSpec:
     lora_alpha: int | None = None
     lora_dropout: float = 0.0
     lora_targets: list[str] = field(default_factory=list)
+    lora_target_parameters: list[str] = field(default_factory=list)
     lora_modules_to_save: list[str] = field(default_factory=list)
     rslora: bool = False
     dora: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.runs.attempts import attempt, earlier_signatures
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import disk_free
@@ -84,6 +85,7 @@ def build_trainer(run: PreparedRun, start: elastic.AdaptedCheckpoint | None, fac
         run=run.folder,
         keep=spec.keep,
         background=spec.async_save,
+        own_config=bool(config_flags(spec)),
         trust=spec.trust,
         facts=facts | {"grouping": asdict(trainer.batching.grouping)},
         beat=run.context.heart.beat,

@@ -30,6 +30,7 @@ from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import SKIP_FILE
 from dsrun.train.model import load as models
+from dsrun.train.model.adapters import check_adapters
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
@@ -89,7 +90,9 @@ def decide_plan(
     recipe = _with_stage(recipe, config, task, world, notify)
     recipe = with_fallback(recipe, fallback)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
+    engine.refuse_on_cpu(deepspeed, world.device)
     check_quantization(recipe.spec, config, deepspeed)
+    check_adapters(recipe.spec, config, task)
     precision = _precision(recipe, config, world, deepspeed)
     check_fp8(recipe.spec, precision, deepspeed, world.device)
     sharing = decide_degree(recipe.spec, config, task, world)
@@ -109,7 +112,10 @@ def _with_exact_sums(
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
     able = takes_fp32_sum(stage_of(deepspeed), offloaded_to(spec.offload))
-    if steps < FROM_STEPS or not able or spec.bf16_master_weights:
+    other = (
+        spec.bf16_master_weights or spec.grad_accum_dtype != "auto" or spec.zenflow or spec.super_offload or spec.qgz
+    )
+    if steps < FROM_STEPS or not able or other or (deepspeed.get("optimizer") or {}).get("type") == "Muon":
         return deepspeed
     memory = memory_of_sum(None, None, "cpu" if device == "cpu" else offloaded_to(spec.offload))
     notify(

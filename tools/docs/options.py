@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.options import by_group, flag_of, value_kind
+from dsrun.options import by_group, flag_of, key_of, value_kind
 from dsrun.recipe.compat.other_tools import other_tools as tool_flags
 from dsrun.recipe.compat.removed import SAME, RemovedCase, RemovedFlag, removed_flags
 from dsrun.recipe.flags import RecipeFlag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
@@ -33,7 +33,7 @@ def train() -> str:
     """The generated part of docs/train.md: our flags by group, the names of the others, the removed flags."""
     parts = ["## Flags of dsrun"]
     for title, found in by_group(TrainSpec).items():
-        rows = [_train_row(own_flags()[each.name]) for each in found]
+        rows = [_train_row(own_flags()[key_of(each)]) for each in found]
         parts += [f"### {title}", table(("flag", "value", "default", "meaning"), rows)]
     removed = [(f"`--{row.name}`", _fate(row)) for row in sorted(removed_flags().values(), key=by_name)]
     parts += [

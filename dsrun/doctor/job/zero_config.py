@@ -29,12 +29,7 @@ def config_of(target: DoctorTarget) -> dict[str, Any] | None:
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
     try:
         return config_of_flags(
-            stage,
-            offload=spec.offload,
-            nvme_path=spec.nvme_path,
-            optim=recipe.hf.get("optim"),
-            bf16_master_weights=spec.bf16_master_weights,
-            hidden_size=None,
+            stage, offload=spec.offload, optim=recipe.hf.get("optim"), options=spec, hidden_size=None
         )
     except DsrunError:
         return None

@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
+from dsrun.recipe.flags import ENGINE_OPTIMIZERS, ZERO_STAGE
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
@@ -39,8 +41,10 @@ def checked_recipe(args: list[str]) -> Recipe:
 def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
     """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
 
-    A requeued job goes on by the file as it was, whatever has become of it."""
+    A requeued job goes on by the file as it was, whatever has become of it. Without one the flags for DeepSpeed are
+    tried."""
     if not recipe.hf.get("deepspeed"):
+        _try_engine_options(recipe)
         return recipe
     from dsrun.runs.attempts import is_another
 
@@ -50,3 +54,15 @@ def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
 
     lint = partial(refuse_errors, notify=print_note)
     return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)
+
+
+def _try_engine_options(recipe: Recipe) -> None:
+    """Raise UsageError for flags of DeepSpeed's configuration that do not go together."""
+    spec = recipe.spec
+    asked = recipe.value("optim") in ENGINE_OPTIMIZERS or engine_options(spec) != engine_options(EngineOptions())
+    if not asked or spec.zero == "auto":
+        return
+    from dsrun.zero.generate.config import config_of_flags  # few runs give any
+
+    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
+    config_of_flags(stage, offload=spec.offload, optim=recipe.hf.get("optim"), options=spec, hidden_size=None)

@@ -44,7 +44,7 @@ def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> 
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and not is_trained(config) and "auto_map" not in config:
         raise UsageError(f"{flag} {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
-    if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.model_config:
+    if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.config_override:
         raise UsageError(f"{flag} {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
         raise UsageError(f"--task dpo: {flag} {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,14 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class SavingPolicy:
     """How checkpoints are kept: where, how many, with which facts in their manifests, and whether training goes on in
-    the meantime (`background`). `trust` loads them whoever wrote them; `beat` is called now and then, `notify` with a
+    the meantime (`background`); `own_config`: those of an adapter hold the config of its base model, in which the user
+    has set values. `trust` loads them whoever wrote them; `beat` is called now and then, `notify` with a
     line for the user."""
 
     run: RunFolder
     keep: int = 3
     background: bool = False
+    own_config: bool = False
     trust: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     beat: Callable[[], None] = lambda: None
@@ -215,6 +218,10 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         if state_dict is not None:
             state_dict = {name: each for name, each in state_dict.items() if tied.get(name) not in state_dict}
         self.model.save_pretrained(folder, state_dict=state_dict, **saved_embeddings(self.model))
+        if self.saving.own_config and _is_peft_model(self.model):
+            config = deepcopy(self.model.get_base_model().config)
+            vars(config).pop("quantization_config", None)  # adapters are merged into the whole weights
+            config.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 

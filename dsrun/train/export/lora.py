@@ -39,8 +39,8 @@ class LoraAdapter:
 
     @property
     def has_only_pairs(self) -> bool:
-        """Whether it is the plain LoRA of the paper: no magnitudes, no modules and no rows that are trained whole."""
-        more = ("use_dora", "modules_to_save", "trainable_token_indices")
+        """Whether it is the plain LoRA of the paper: of linear layers, without magnitudes, nothing trained whole."""
+        more = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
         return not any(self.config.get(name) for name in more)
 
 

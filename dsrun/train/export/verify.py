@@ -59,10 +59,13 @@ def logits_of_weights(config: Any, weights: Mapping[str, torch.Tensor], adapt: C
 
 def logits_of_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> torch.Tensor:
     """The logits of the model in `base` with an adapter as peft loads it, in memory whole; its embedding has
-    `vocabulary` rows, None: as many as it has."""
+    `vocabulary` rows, None: as many as it has. Where a config is beside the adapter, it is the model's."""
     from peft import PeftModel
 
     config = read_config(base)
+    if (adapter / "config.json").is_file():
+        rows, config = config.get_text_config().vocab_size, read_config(adapter)
+        config.get_text_config().vocab_size = rows
     whole = find_whole(str(base), config)
     renaming = whole.keys.renaming if whole else None
     model = auto_class(config).from_pretrained(base, config=config, dtype=torch.float32, key_mapping=renaming)

@@ -12,7 +12,7 @@ from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
-from dsrun.recipe.flags import FIXED
+from dsrun.recipe.flags import ENGINE_OPTIMIZERS, FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.base import speed
@@ -42,6 +42,8 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     rows to evaluate on, None without any."""
     recipe, world = plan.recipe, plan.world
     given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
+    if given.get("optim") in ENGINE_OPTIMIZERS:
+        del given["optim"]
     spec = recipe.spec
     values: dict[str, Any] = _defaults(plan, run, validation is not None)
     values |= _stopping(spec.early_stopping, given)

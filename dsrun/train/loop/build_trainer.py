@@ -44,7 +44,7 @@ from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_f
 from dsrun.train.packing.decide import BatchingPlan, decide_batching
 from dsrun.train.packing.sampler import BatchGrouping
 from dsrun.train.sequence.loss import SequenceLoss
-from dsrun.train.sequence.memory import save_memory, without_fused_loss
+from dsrun.train.sequence.memory import activations_on_host, save_memory, without_fused_loss
 from dsrun.zero.ops import stage_of
 
 DEFAULT_LOGGING_STEPS = 10
@@ -119,6 +119,8 @@ class TrainerBuilder(PreparedRun):
             trainer.add_callback(ReferenceSync(loss.reference, plan.recipe.spec))
         if plan.recipe.spec.long_context:
             save_memory(trainer, length=plan.recipe.spec.long_context // plan.batch.sharing)
+        if plan.recipe.spec.activation_offload or (plan.recipe.spec.long_context and arguments.device.type == "cuda"):
+            activations_on_host(trainer)
         # The Trainer adds it where tqdm is off; it prints each log line as a dict.
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)

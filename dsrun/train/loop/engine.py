@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import MissingError, ToolError
+from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -36,14 +36,19 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     if own is not None:
         return own if isinstance(own, dict) else as_object(read_text(Path(own), str(own)), str(own))
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
-    return config_of_flags(
-        stage,
-        offload=spec.offload,
-        nvme_path=spec.nvme_path,
-        optim=given.get("optim"),
-        bf16_master_weights=spec.bf16_master_weights,
-        hidden_size=hidden_size,
-    )
+    return config_of_flags(stage, offload=spec.offload, optim=given.get("optim"), options=spec, hidden_size=hidden_size)
+
+
+def refuse_on_cpu(config: dict[str, Any] | None, device: str) -> None:
+    """Raise UsageError for what DeepSpeed has for GPUs alone: on CPUs SuperOffload waits for its own process for
+    minutes, and the kernels of ZeRO++ fail in the first step."""
+    zero = (config or {}).get("zero_optimization", {})
+    offload = zero.get("offload_optimizer") or {}
+    wanted = {"SuperOffload": offload.get("super_offload"), "ZeRO++'s qwZ": zero.get("zero_quantized_weights")}
+    wanted["ZeRO++'s qgZ"] = zero.get("zero_quantized_gradients")
+    name = next((name for name, value in wanted.items() if value), None)
+    if device == "cpu" and name:
+        raise UsageError(f"{name} needs GPUs, and this run trains on CPUs", fix="leave it out")
 
 
 def hidden_size(model_config: Any) -> int | None:

@@ -76,6 +76,14 @@ def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: 
     return trainer.processing_class.batch_decode(new, skip_special_tokens=True)
 
 
+def most_new_tokens(trainer: Any) -> int | None:
+    """How much a causal model may write, where flags say it: --generation_max_length, else the `max_new_tokens` of
+    --generation_config."""
+    arguments = trainer.args
+    named = trainer.model.generation_config.max_new_tokens if arguments.generation_config else None
+    return arguments.generation_max_length or named
+
+
 class TextGenerator:
     """Generates a text for every row of `rows`: from the source of a seq2seq row, from what comes before the last
     answer of a causal one. Called with each batch, on all ranks."""
@@ -98,7 +106,7 @@ class TextGenerator:
                 longest = max(longest, span[1] - span[0])
                 ends |= {int(labels[span[1] - 1])} & special
         stop = {"eos_token_id": sorted(ends)} if ends else {}
-        return {"max_new_tokens": self.trainer.args.generation_max_length or longest, **stop}
+        return {"max_new_tokens": most_new_tokens(self.trainer) or longest, **stop}
 
     def take(self, indices: Sequence[int], inputs: dict[str, torch.Tensor]) -> None:
         """Generate for the rows `indices` of a batch, FILLER standing for none."""

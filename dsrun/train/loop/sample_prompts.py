@@ -12,11 +12,11 @@ from dsrun.runs.records import LineAppender
 from dsrun.train.base.console import Console, shortened
 from dsrun.train.data.encoding.chat import check_template, with_arguments
 from dsrun.train.data.encoding.tokenizer import affixes_of
-from dsrun.train.loop.generation import padded, write_texts
+from dsrun.train.loop.generation import most_new_tokens, padded, write_texts
 from dsrun.train.model.load import evaluating
 
 LENGTH = 128
-"""Tokens written to a prompt where --generation_max_length says nothing."""
+"""Tokens written to a prompt where neither --generation_max_length nor --generation_config says it."""
 SHOWN = 2
 
 
@@ -95,6 +95,6 @@ class SamplePrompts(TrainerCallback):
                     self.ids[start : start + size], self.trainer.data_collator.pad_id, left=self.is_causal
                 )
                 ids, mask = ids.to(arguments.device), mask.to(arguments.device)
-                length = arguments.generation_max_length or LENGTH
+                length = most_new_tokens(self.trainer) or LENGTH
                 texts += write_texts(self.trainer, ids, mask, max_new_tokens=length)
         return texts

@@ -1,6 +1,8 @@
 """What of a model is trained: LoRA adapters and new tokens, or all but the parameters that --freeze names."""
 
+import logging
 import os
+from copy import deepcopy
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,14 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from dsrun.errors import UsageError, did_you_mean
+from dsrun.errors import UsageError, did_you_mean, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
+from dsrun.train.model.load import AUTO_CLASS
+
+logger = logging.getLogger(__name__)
 
 ALL_LINEAR = "all-linear"
 
@@ -61,6 +66,7 @@ def add_lora(
         lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
         lora_dropout=spec.lora_dropout,
         target_modules=lora_targets(spec),
+        target_parameters=spec.lora_target_parameters or None,
         modules_to_save=spec.lora_modules_to_save or None,
         use_rslora=spec.rslora,
         use_dora=spec.dora,
@@ -68,7 +74,18 @@ def add_lora(
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
     )
     _check_modules(model, spec)
-    adapted = get_peft_model(model, config, revision=spec.model_revision)
+    outputs = model.get_output_embeddings()
+    inner = {name for name, module in model.named_modules() if _is_linear(module) and module is not outputs}
+    try:
+        adapted = get_peft_model(model, config, revision=spec.model_revision)
+    except ValueError as error:
+        # Of families with fused experts peft takes these for linear layers too.
+        fused = "ParamWrapper" in str(error)
+        flag = "--dora" if spec.dora else "--lora-dropout" if spec.lora_dropout else "--lora-targets"
+        names = " ".join(sorted({name.rpartition(".")[2] for name in inner}))
+        fix = f"leave it out, or name other layers: --lora-targets {names}"
+        what = "peft cannot do that for fused experts" if fused else one_line(error)
+        raise UsageError(f"{flag}: {what}", fix=fix if fused else None) from error
     base = local_name(spec.model, "model", spec, os.environ) if spec.model else ""
     if base and is_path(base):
         # Whoever loads the adapter from another folder finds it by this.
@@ -76,6 +93,23 @@ def add_lora(
     # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
     adapted.enable_input_require_grads()
     return adapted
+
+
+def check_adapters(spec: TrainSpec, config: Any, task: ModelTask) -> None:
+    """Raise UsageError for adapters that this model cannot have, before its weights are loaded. A model that cannot be
+    made without them is looked at later."""
+    if not spec.lora or not (spec.dora or spec.lora_dropout or spec.lora_target_parameters):
+        return
+    from accelerate import init_empty_weights
+
+    try:
+        with init_empty_weights():
+            model = AUTO_CLASS[task].from_config(deepcopy(config), trust_remote_code=spec.trust_remote_code)
+        add_lora(model, spec, task)
+    except UsageError:
+        raise
+    except Exception:  # code of the model's own may fail in any way
+        logger.debug("no empty model to try adapters on", exc_info=True)
 
 
 def _check_modules(model: Any, spec: TrainSpec) -> None:
@@ -90,12 +124,31 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
                 f"{flag} {' '.join(names)}: this model has no module {name}",
                 fix=f"its {'linear layers' if only_linear else 'modules'} are {_last_names(model, only_linear)}",
             )
+    fused = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    for name in spec.lora_target_parameters:
+        if not any(f".{each}".endswith(f".{name}") for each, _ in model.named_parameters()):
+            ends = sorted({".".join(each.split(".")[-3:]) for each in fused})
+            raise UsageError(
+                f"--lora-target-parameters {name}: no parameter of this model has such a name",
+                fix=f"those of its fused experts are {', '.join(ends)}"
+                if ends
+                else "leave it out: it has no fused experts",
+            )
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    """Its shape, also where ZeRO-3 has left a shard of it here."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, torch.nn.Linear)
 
 
 def _last_names(model: Any, only_linear: bool) -> str:
     """The last parts of the names of its modules with weights, which are the same in every layer."""
     weighty = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    linear = {name for name, module in model.named_modules() if _is_linear(module)}
     return ", ".join(sorted({name.rpartition(".")[2] for name in (linear if only_linear else weighty)}))
 
 

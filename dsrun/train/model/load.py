@@ -38,6 +38,7 @@ from dsrun.recipe.preflight.model_folder import (
 )
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
+from dsrun.train.model.config_values import with_values
 from dsrun.train.model.quantization import elements
 from dsrun.train.model.text_part import text_config
 
@@ -107,9 +108,7 @@ def load_config(spec: TrainSpec) -> Any:
     else:
         with one_at_a_time(spec.trust_remote_code):
             config = from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
-    for item in [*spec.model_config, *filter(None, (spec.config_overrides or "").split(","))]:
-        _override(config, item)
-    return text_config(config)
+    return with_values(text_config(config), spec)
 
 
 def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:
@@ -188,17 +187,6 @@ def _is_language_token(tokenizer: Any, language: str) -> bool:
     if not hasattr(tokenizer, "tgt_lang"):
         return False
     return tokenizer.convert_tokens_to_ids(language) not in (None, tokenizer.unk_token_id)
-
-
-def _override(config: Any, item: str) -> None:
-    key, _, value = item.partition("=")
-    key = key.strip()
-    if not hasattr(config, key):
-        raise UsageError(f"--model-config {item}: {config.model_type} has no setting {key!r}")
-    try:
-        config.update_from_string(f"{key}={value}")
-    except ValueError as error:
-        raise UsageError(f"--model-config {item}: {error}") from error
 
 
 def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any) -> Any:

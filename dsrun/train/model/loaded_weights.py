@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, modeling_utils
 
 from dsrun.errors import UsageError
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import all_gather_object
 
@@ -91,6 +92,10 @@ def refuse_or_note(judgement: WeightsJudgement, spec: TrainSpec, *, sharded: boo
     if sharded and judgement.has_other_shapes:
         # transformers loads by `_load_from_state_dict` then, which refuses another shape, and only on rank 0.
         fix, allowed = f"{CHECK_FILES}; --zero 2 {FLAG} draws them at random", False
+    flags = config_flags(spec)
+    if flags and judgement.refusal:
+        # A few drawn tensors in a trained model are noise; a model with fewer layers is a whole one.
+        fix, allowed = f"leave out {flags}, or add --from-scratch", allowed and not judgement.has_other_shapes
     mine = "" if allowed else judgement.refusal
     refusals = [mine] if alone else all_gather_object(mine)
     rank = next((rank for rank, each in enumerate(refusals) if each), None)

@@ -28,6 +28,7 @@ from dsrun.errors import MissingError
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.models.folder import FoundModel, find
 from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe import Recipe
@@ -130,7 +131,7 @@ def lengths(spec: TrainSpec, task: ModelTask) -> tuple[int | None, int | None]:
 
 def _found(spec: TrainSpec) -> FoundModel | None:
     """The model's folder, where the run takes its config as it is."""
-    changed = spec.model_config or spec.config_overrides or spec.config_name
+    changed = config_flags(spec) or spec.config_name
     if spec.model and not changed:
         with suppress(MissingError):  # downloaded to a cache that only transformers knows
             return find(local_name(spec.model, "model", spec, os.environ))

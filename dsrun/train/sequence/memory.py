@@ -1,6 +1,8 @@
-"""What --long-context does for memory inside a layer and between layers: tiles of the MLP, checkpoints on the host."""
+"""Less memory inside a layer and between layers: tiles of the MLP (--long-context), activations on the host
+(--activation-offload)."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ def without_fused_loss(arguments: Any) -> None:
 
 
 def save_memory(trainer: Any, *, length: int) -> None:
-    """Tile the MLPs of the model for shards of up to `length` tokens, and keep checkpoints on the host of a GPU."""
+    """Tile the MLPs of the model for shards of up to `length` tokens."""
     model = trainer.model
     if hasattr(model, "get_base_model"):
         # Adapters alone are trained, and a tile without gradients would not be computed again for them.
@@ -27,8 +29,6 @@ def save_memory(trainer: Any, *, length: int) -> None:
         if hasattr(module, "down_proj") and hasattr(module, "up_proj"):
             # As many tiles as the hidden size goes into the shard (DeepSpeed's ALST, https://arxiv.org/abs/2506.13996).
             tile_mlp(module, count=-(-length // hidden))
-    if trainer.args.device.type == "cuda":
-        trainer.add_callback(HostCheckpoints())
 
 
 def tile_mlp(module: Any, *, count: int) -> None:
@@ -47,6 +47,37 @@ def tile_mlp(module: Any, *, count: int) -> None:
         return torch.cat(parts).view_as(hidden)
 
     module.forward = tiled
+
+
+# Copies of smaller tensors take longer than their memory is worth.
+SMALLEST_ON_HOST = 1024
+
+
+def activations_on_host(trainer: Any) -> None:
+    """Keep what the backward pass needs in host memory until then. With checkpointing that is the inputs of layers,
+    without it all but the weights, which are there anyway."""
+    if trainer.args.gradient_checkpointing:
+        trainer.add_callback(HostCheckpoints())
+        return
+    model, forward = trainer.model, trainer.model.forward
+    host = torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
+
+    @wraps(forward)
+    def saving_on_host(*args: Any, **kwargs: Any) -> Any:
+        # Anew each time, as the engine moves the weights to buffers of its own.
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+        def pack(tensor: torch.Tensor) -> Any:
+            stays = tensor.numel() < SMALLEST_ON_HOST or tensor.untyped_storage().data_ptr() in weights
+            return tensor if stays else host.pack_hook(tensor)
+
+        def unpack(kept: Any) -> torch.Tensor:
+            return kept if isinstance(kept, torch.Tensor) else host.unpack_hook(kept)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return forward(*args, **kwargs)
+
+    model.forward = saving_on_host
 
 
 def on_host(again: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,12 +6,13 @@ other key, checked against the keys that the installed release reads.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from dsrun.datafiles import toml_beside
+from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.zero.generate import training_blocks
@@ -38,7 +39,7 @@ ADAMW_OF_TORCH = ("adamw_torch", "adamw_torch_fused")
 """What DeepSpeed's CPU Adam computes too; those of the other "adamw_" names keep other states."""
 
 
-def overrides(arguments: tuple[str, ...]) -> dict[str, Any]:
+def overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Typed values by key, of `KEY=VALUE` words; a later one replaces an earlier one.
 
     Raises UsageError for a key that DeepSpeed does not read, with the nearest that it does, and for a value that the
@@ -212,20 +213,19 @@ def render_json(config: dict[str, Any]) -> str:
 
 
 def config_of_flags(
-    stage: int,
-    *,
-    offload: str,
-    nvme_path: str | None,
-    optim: str | None,
-    bf16_master_weights: bool,
-    hidden_size: int | None,
+    stage: int, *, offload: str, optim: str | None, options: EngineOptions, hidden_size: int | None
 ) -> dict[str, Any] | None:
-    """The configuration, or None for plain DDP (stage 0).
+    """The configuration for the flags of `dsrun train`, or None for plain DDP (stage 0).
 
-    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run.
+    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run, unless it is DeepSpeed's own.
     """
     if stage == 0 and offload == "none":
         return None
     own_optimizer = (optim or ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
-    zero = from_offload(stage, offload, nvme_path, own_optimizer=own_optimizer)
-    return generate(replace(zero, bf16_master_weights=bf16_master_weights), hidden_size=hidden_size)
+    zero = from_offload(stage, offload, own_optimizer=own_optimizer)
+    given = engine_options(options)
+    if offload != "nvme":
+        given["nvme_path"] = None  # which is a remark there, not an error
+    if optim == "muon":
+        given["optimizer"] = optim
+    return generate(replace(zero, **given), hidden_size=hidden_size)

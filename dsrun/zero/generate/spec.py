@@ -10,13 +10,14 @@ from functools import cache
 from typing import Any, Literal
 
 from dsrun import options as declared
+from dsrun.engine_options import EngineOptions
 from dsrun.options import described
 from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 
 
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)
-class ZeroSpec:
+class ZeroSpec(EngineOptions):
     """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it.
 
     `key` is the key of the JSON that an option decides, blocks joined by dots; a `copied` option that differs from its
@@ -24,36 +25,22 @@ class ZeroSpec:
     """
 
     target: str = "trainer"
-    preset: str = "balanced"
     model: str | None = None
     gpu: str | None = None
 
     stage: int = 2
-    reduce_bucket_size: int | None = None
-    allgather_bucket_size: int | None = None
-    overlap_comm: bool | None = None
 
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     offload_param: Literal["none", "cpu", "nvme"] = "none"
-    nvme_path: str | None = None
-    pin_memory: bool | None = None
-    super_offload: bool = False
-    zenflow: bool = False
-
-    hpz: int = 1
-    qwz: bool = False
-    qgz: bool = False
 
     precision: str = "auto"
     torch_autocast: str = "none"
-    bf16_master_weights: bool = False
 
     optimizer: str | None = None
     lr: float | None = None
     betas: tuple[float, ...] | None = None
     eps: float | None = None
     weight_decay: float | None = None
-    muon_lr: float | None = None
     scheduler: str | None = None
     warmup_steps: int | None = None
     total_steps: int | None = None
@@ -62,7 +49,6 @@ class ZeroSpec:
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
     accumulation: int | None = None
-    grad_accum_dtype: str = "auto"
     gpus: int | None = None
 
     autotp: int = 1
@@ -70,8 +56,6 @@ class ZeroSpec:
     autoep: int = 1
     deepcompile: bool = False
     activation_checkpointing: bool | None = None
-
-    overrides: tuple[str, ...] = ()
 
 
 def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False) -> ZeroSpec:

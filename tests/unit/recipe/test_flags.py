@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import nearest
+from dsrun.options import key_of
 from dsrun.recipe.flags import all_flags, by_spelling, hf_flags, own_flags
 from dsrun.recipe.recipe_spec import TrainSpec
 
@@ -74,7 +75,7 @@ def test_enum_arguments_become_choices():
 
 
 def test_own_flags_follow_train_spec():
-    assert list(own_flags()) == [field.name for field in fields(TrainSpec)]
+    assert list(own_flags()) == [key_of(field) for field in fields(TrainSpec)]
     assert own_flags()["zero"].choices == ("0", "1", "2", "3", "auto")
     assert own_flags()["zero"].optional
     assert own_flags()["lora_targets"].kind == "list"

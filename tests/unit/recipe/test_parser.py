@@ -234,7 +234,7 @@ def test_args_json_values(tmp_path):
         "max_steps": 10,
         "report_to": ["wandb"],
         "deepspeed": {"fp16": {"enabled": False}},
-        "model_config": ["n_layer=2", "tied=false"],
+        "config_override": ["n_layer=2", "tied=false"],
         "warmup_ratio": 0.1,
     }
 

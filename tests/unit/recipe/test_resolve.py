@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.options import key_of
 from dsrun.recipe.recipe import evaluates_while_training
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import explain, resolve, with_defaults
@@ -26,7 +27,7 @@ def test_resolve_values_types_and_sources(tmp_path):
     assert recipe.hf == {"learning_rate": 1e-4}
     assert recipe.sources["zero"] == recipe.sources["learning_rate"] == "command line"
     assert recipe.sources["offload"] == "default"
-    assert set(recipe.sources) == {field.name for field in fields(TrainSpec)} | {"learning_rate"}
+    assert set(recipe.sources) == {key_of(field) for field in fields(TrainSpec)} | {"learning_rate"}
     assert recipe.notices == ()
 
 
@@ -76,7 +77,7 @@ def test_option_in_two_run_file_sections(run_yaml):
 
 def test_model_config_overrides_add_up(tmp_path):
     argv = ["--model", "m", "--from-scratch", "--model-config", "a=1", "b=2", "--model_config", "c=3"]
-    assert resolve(argv, tmp_path).spec.model_config == ["a=1", "b=2", "c=3"]
+    assert resolve(argv, tmp_path).spec.config_override == ["a=1", "b=2", "c=3"]
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,10 @@ def test_run_file_sections_and_line_numbers(read):
         ("lora_targets: [q_proj, no]", "lora_targets", ["q_proj", "no"]),
         (
             "model_config: {n_layer: 2, tie: no, rope: {a: 1}}",
-            "model_config",
+            "config_override",
             ["n_layer=2", "tie=no", 'rope={"a": 1}'],
         ),
-        ("model_config: [n_layer=2]", "model_config", ["n_layer=2"]),
+        ("model_config: [n_layer=2]", "config_override", ["n_layer=2"]),
         ("deepspeed: ds.json", "deepspeed", "ds.json"),
         ("lr_scheduler_kwargs: {min_lr: 1e-5, n: 2}", "lr_scheduler_kwargs", {"min_lr": 1e-5, "n": 2}),
         ("lr_scheduler_kwargs: '{\"n\": 2}'", "lr_scheduler_kwargs", {"n": 2}),

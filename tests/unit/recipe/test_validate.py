@@ -42,10 +42,20 @@ def test_model_type_or_config_name_instead_of_model(notices):
             "--global-batch-tokens 4096 --global-batch-size 8",
             "--global-batch-size and --global-batch-tokens both set the global batch",
         ),
-        ("--model-config n=2", "--model-config changes a model's config"),
-        ("--config_overrides n=2", "--config-overrides changes a model's config"),
-        ("--from-scratch --model-config n2", "--model-config: 'n2' is not key=value"),
-        ("--from-scratch --model-config =2", "--model-config: '=2' is not key=value"),
+        ("--model-config n2", "--config-override: 'n2' is not KEY=VALUE"),
+        ("--config-override =2", "--config-override: '=2' is not KEY=VALUE"),
+        ("--config-override a..b=2", "--config-override: 'a..b=2' is not KEY=VALUE"),
+        ("--rope-scaling yarn", "--rope-scaling: 'yarn' is not TYPE:FACTOR"),
+        ("--rope-scaling yarn:0.5", "--rope-scaling: 'yarn:0.5' is not TYPE:FACTOR"),
+        ('--rope-scaling {"factor":2}', "--rope-scaling: the object names no rope_type"),
+        ("--zero 0 --hpz 2", "--hpz configures DeepSpeed, and --zero 0 trains without it"),
+        ("--zero 0 --set zero_optimization.stage=1", "--set configures DeepSpeed"),
+        ("--optim muon --zero 0", "--optim muon is DeepSpeed's"),
+        ("--optim muon --lr-for lm_head=1e-5", "--lr-for: --optim muon groups the parameters itself"),
+        ("--lora 4 --lora-target-parameters p --dora", "--lora-target-parameters: peft has no --dora"),
+        ("--lora 4 --lora-target-parameters p --lora-dropout 0.1", "--lora-target-parameters: peft has no --lora-dr"),
+        ("--activation-offload --zero 3", "--activation-offload: without checkpoints of layers"),
+        ("--activation-offload --torch_compile", "--activation-offload: what --torch_compile has compiled"),
         ("--streaming", "--streaming needs to know when to stop"),
         ("--streaming --do_train --do_eval", "--streaming needs to know when to stop"),
         ("--ignore_pad_token_for_loss false", "--ignore-pad-token-for-loss: padding in the loss"),
@@ -96,6 +106,11 @@ def test_invalid_flag_combinations_rejected(notices, argv, message):
         "--fsdp --zero 0",
         "--micro-batch-size 4 --per_device_train_batch_size 4",
         "--from-scratch --model-config n=2 name=a=b",
+        "--config-override rope_parameters.factor=4 --rope-scaling yarn:4",
+        "--zero 3 --hpz 2 --qwz --set zero_optimization.sub_group_size=1e8",
+        "--optim muon --muon-lr 0.01",
+        "--lora 4 --rslora --lora-target-parameters mlp.experts.down_proj",
+        "--activation-offload --zero 3 --gradient_checkpointing",
         "--streaming --max_steps 10",
         "--streaming --do_eval",
         "--ignore_pad_token_for_loss true",
@@ -187,3 +202,9 @@ def test_flag_defaults_within_ranges(tmp_path):
 )
 def test_flag_notices(notices, argv, notice):
     assert notices("--model", "m", *argv.split()) == (notice,)
+
+
+@pytest.mark.parametrize(("argv", "count"), [("", 1), ("--zero 3", 1), ("--zero 0", 0), ("--zero 0 --fsdp", 0)])
+def test_adafactor_on_flat_shares_is_told(notices, argv, count):
+    told = notices("--model", "m", "--optim", "adafactor", *argv.split())
+    assert sum("--optim adafactor" in each for each in told) == count

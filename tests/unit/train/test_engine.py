@@ -18,6 +18,7 @@ from dsrun.train.loop.engine import (
     configuration,
     copy_defaults,
     prepare_ops,
+    refuse_on_cpu,
 )
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
@@ -174,3 +175,26 @@ def test_communication_op_of_cpu_left_out_unprobed(monkeypatch):
     monkeypatch.delitem(vars(deepspeed.ops), "__compatible_ops__", raising=False)
     prepare_ops({}, DistributedWorld(rank=0, size=1, local_rank=0, local_size=1, device="cpu"), notify=print)
     assert build_shm_op() is None
+
+
+@pytest.mark.parametrize(
+    ("block", "refused"),
+    [
+        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, True),
+        ({"zero_quantized_weights": True}, True),
+        ({"zero_quantized_gradients": True}, True),
+        ({"zero_hpz_partition_size": 2}, False),
+        ({"offload_optimizer": {"device": "cpu"}}, False),
+    ],
+)
+def test_what_only_gpus_can_do_is_refused_on_cpus(block, refused):
+    refuse_on_cpu({"zero_optimization": {"stage": 3, **block}}, "cuda")
+    if refused:
+        with pytest.raises(UsageError, match="needs GPUs"):
+            refuse_on_cpu({"zero_optimization": {"stage": 3, **block}}, "cpu")
+    else:
+        refuse_on_cpu({"zero_optimization": {"stage": 3, **block}}, "cpu")
+
+
+def test_plain_training_is_not_refused_on_cpus():
+    refuse_on_cpu(None, "cpu")

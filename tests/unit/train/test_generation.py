@@ -14,7 +14,7 @@ from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import FILLER
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.mixture import DataMixture
-from dsrun.train.loop.generation import TextGenerator, has_prompts, last_answer
+from dsrun.train.loop.generation import TextGenerator, has_prompts, last_answer, most_new_tokens
 from dsrun.train.loss.model_loss import ModelLoss
 
 I = IGNORED  # noqa: E741
@@ -70,7 +70,9 @@ def generator(rows, **arguments):
     model = LlamaForCausalLM(config).eval()
     trainer = SimpleNamespace(
         model=model,
-        args=SimpleNamespace(**{"generation_num_beams": None, "generation_max_length": None} | arguments),
+        args=SimpleNamespace(
+            **{"generation_num_beams": None, "generation_max_length": None, "generation_config": None} | arguments
+        ),
         processing_class=Words(),
         loss_of_model=ModelLoss.of(model),
         is_zero3=False,
@@ -120,3 +122,13 @@ def test_every_token_is_a_sign_of_life():
     found.trainer.context.heart.beat = lambda: beats.append(1)
     taken(found, [0], ROWS[:1])
     assert len(beats) == 6
+
+
+@pytest.mark.parametrize(
+    ("length", "file", "found"), [(None, None, None), (None, "own.json", 7), (3, "own.json", 3), (3, None, 3)]
+)
+def test_most_new_tokens_by_flags(length, file, found):
+    """`max_new_tokens` of --generation_config holds; that of a checkpoint, which nobody asked for, does not."""
+    arguments = SimpleNamespace(generation_max_length=length, generation_config=file)
+    model = SimpleNamespace(generation_config=SimpleNamespace(max_new_tokens=7))
+    assert most_new_tokens(SimpleNamespace(args=arguments, model=model)) == found

@@ -17,7 +17,7 @@ from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.sequence import loss as sequence_loss
 from dsrun.train.sequence.degree import decide_degree
 from dsrun.train.sequence.loss import SequenceLoss, shard
-from dsrun.train.sequence.memory import on_host, tile_mlp
+from dsrun.train.sequence.memory import activations_on_host, on_host, tile_mlp
 
 
 def degree(*, ranks=8, node=8, heads=8, keys=2, given=None, family="llama", task="causal-lm"):
@@ -108,3 +108,51 @@ def test_tiles_and_host_checkpoints_change_no_gradient(monkeypatch):
     tiled = SequenceLoss(model, degree=1, length=64, smoothing=0.1)
     torch.testing.assert_close(gradients(tiled), plain)
     torch.testing.assert_close(tiled.sums(model, inputs), sums)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_on_host_change_no_gradient(checkpointing, monkeypatch):
+    """And weights stay where they are: they are there anyway."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    moved: list[torch.Tensor] = []
+    pack = torch.autograd.graph.save_on_cpu
+
+    class Counting(pack):
+        def __init__(self, **options):
+            super().__init__(**options)
+            own = self.pack_hook
+
+            def counted(tensor):
+                moved.append(tensor)
+                return own(tensor)
+
+            self.pack_hook = counted
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Counting)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    )
+    ids = torch.randint(0, 64, (2, 32))
+
+    def gradients():
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    model.train()
+    before = gradients()
+    callbacks = []
+    arguments = SimpleNamespace(gradient_checkpointing=checkpointing)
+    activations_on_host(SimpleNamespace(model=model, args=arguments, add_callback=callbacks.append))
+    for each in callbacks:
+        each.on_train_begin(None, None, None, model=model)
+    after = gradients()
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert moved
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert not any(tensor.untyped_storage().data_ptr() in weights for tensor in moved)
