@@ -4,7 +4,7 @@ An option that is declared here is a flag of both; engine_options.toml says what
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from dsrun.options import described
 
@@ -35,3 +35,14 @@ def engine_options(spec: EngineOptions) -> dict[str, Any]:
     """The values of these options alone."""
     values = {each.name: getattr(spec, each.name) for each in fields(EngineOptions)}
     return {**values, "overrides": tuple(values["overrides"])}
+
+
+OffloadDevice = Literal["none", "cpu", "nvme"]
+OPTIMIZER_ONLY = "optimizer"
+"""--offload optimizer: ZeRO-3 parameters stay on the GPUs."""
+
+
+def offloaded_to(offload: str) -> OffloadDevice:
+    """Where `--offload PLACE` moves the optimizer states."""
+    places: dict[str, OffloadDevice] = {"cpu": "cpu", OPTIMIZER_ONLY: "cpu", "nvme": "nvme"}
+    return places.get(offload, "none")

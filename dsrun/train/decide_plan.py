@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.demo.build_demo import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS, settings_on
+from dsrun.engine_options import offloaded_to
 from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
 from dsrun.recipe.batch import BATCH_FLAGS, BatchPlan, batch_of_groups
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
@@ -37,7 +38,6 @@ from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
 from dsrun.train.sequence.degree import decide_degree, with_long_context
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
-from dsrun.zero.offload import offloaded_to
 from dsrun.zero.ops import stage_of
 
 NO_FALLBACK = MemoryFallback()

@@ -6,10 +6,10 @@ from itertools import takewhile
 import click
 
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, lazy_callback, write_grouped_options
+from dsrun.engine_options import OPTIMIZER_ONLY
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
 from dsrun.zero.generate.spec import ZeroSpec, options
-from dsrun.zero.offload import OPTIMIZER_ONLY
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {

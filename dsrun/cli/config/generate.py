@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from dsrun.cli.output import json_text, write_output
+from dsrun.engine_options import OPTIMIZER_ONLY, offloaded_to
 from dsrun.errors import UsageError
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, render_json
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
-from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 
 BY_ITSELF = ("list_shipped", "explain", "form", "output", "force")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dsrun.engine_options import OPTIMIZER_ONLY, offloaded_to
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.precision import TrainingPrecision
@@ -11,7 +12,6 @@ from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plugin import LoadedPlugin
-from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 from dsrun.zero.ops import stage_of
 
 ModelTask = Literal["seq2seq", "causal-lm"]

@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any, Literal
 
 from dsrun import options as declared
-from dsrun.engine_options import EngineOptions
+from dsrun.engine_options import OPTIMIZER_ONLY, EngineOptions, offloaded_to
 from dsrun.options import described
-from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 
 
 @described(__file__)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from dsrun.engine_options import offloaded_to
 from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB, error_after, memory_of_sum
 from dsrun.zero.memory import optimizers
@@ -12,7 +13,6 @@ from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.plan_table import CommandOptions, obstacle
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, sums_in_fp32
-from dsrun.zero.offload import offloaded_to
 
 HEADINGS = ("speed", "micro batch", "GiB/GPU", "strategy")
 _VERDICTS = ("fits", "tight", "does not fit")

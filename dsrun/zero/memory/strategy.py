@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from dsrun.engine_options import offloaded_to
 from dsrun.zero.generate.presets import FROM_STEPS, GIB, nvme_buffer, takes_fp32_sum
 from dsrun.zero.memory.activations import (
     FRAGMENTATION,
@@ -20,7 +21,6 @@ from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
 from dsrun.zero.memory.states import RankStates, StateOffload, StateSharding, checkpoint_bytes, states
-from dsrun.zero.offload import offloaded_to
 
 FitVerdict = Literal["fits", "tight", "does not fit"]
 

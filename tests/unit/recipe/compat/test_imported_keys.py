@@ -16,8 +16,6 @@ FILES = [(tool, name) for tool, facts in PUBLIC.items() for name in facts["files
 MISTYPED = {"test_value", "context_parapllel_size"}
 """Keys in public files that their own tool does not know."""
 UNKNOWN = "does not know this key"
-LATER = {"lora_target_parameters", "config_override", "dpo_loss", "dpo_divergence", "sft_weight", "sync_ref_model"}
-"""Flags that a row may name before there are any: the key is refused until then."""
 
 
 def imported(tool: str, config: dict, folder: Path = Path()) -> ImportedRun:
@@ -61,7 +59,7 @@ def test_unknown_key_gets_a_line(tool):
 
 
 def test_rows_name_flags_functions_and_tables_that_exist():
-    known = vocabulary().keys() | LATER
+    known = vocabulary().keys()
     for rows in tables().values():
         for name, row in rows.items():
             for case in (row, *row.get("cases", ())):
