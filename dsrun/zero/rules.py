@@ -4,7 +4,7 @@ The same rules hold for a file (`dsrun config check`) and for what flags ask (`d
 that DeepSpeed will read. rules.toml has them, with the conditions under which they hold.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -54,9 +54,9 @@ def rules() -> tuple[ConfigRule, ...]:
     return tuple(ConfigRule(**rule) for rule in read_rules("config").values())
 
 
-def names_of(view: ConfigView) -> SubjectNames:
-    """What conditions of rules may name of a configuration."""
-    return SubjectNames(_ConfigTerms(view), read_rules("terms")["config"])
+def names_of(view: ConfigView, terms: Mapping[str, str] | None = None, /, **names: Any) -> SubjectNames:
+    """What conditions of rules may name of a configuration, with further terms and names."""
+    return SubjectNames(_ConfigTerms(view), read_rules("terms")["config"] | (terms or {}), **names)
 
 
 def broken(view: ConfigView) -> Iterator[tuple[ConfigRule, str, str]]:

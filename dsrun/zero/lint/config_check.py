@@ -10,12 +10,11 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import ConfigFindings
-from dsrun.zero.lint.engine import check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import JsonSource, NotJsonError, dotted, read
-from dsrun.zero.lint.structure import check_structure, leaves
-from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
+from dsrun.zero.lint.structure import check_reading, check_structure, leaves
+from dsrun.zero.lint.table import checks_of
+from dsrun.zero.lint.trainer import check_against, check_auto
 from dsrun.zero.rules import broken
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ConfigTarget, ConfigView, TrainingFlags, find_target
@@ -28,11 +27,16 @@ CHECKS = (
     check_auto,
     check_batch,
     check_reading,
-    check_engine,
+    checks_of("reading"),
+    checks_of("engine"),
     check_optimizer,
+    checks_of("optimizer"),
     check_scheduler,
-    check_trainer,
+    checks_of("scheduler"),
+    checks_of("trainer"),
+    checks_of("advice"),
     check_advice,
+    checks_of("defaults"),
     check_against,
 )
 # Of a template that nobody has filled in: "<batch size>", {{ lr }}, ${MICRO}, YOUR_TEAM, /path/to/nvme.

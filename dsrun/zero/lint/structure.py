@@ -25,7 +25,7 @@ from dsrun.zero.schema import (
     removed,
     shown,
 )
-from dsrun.zero.view import AUTO, ConfigView
+from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
@@ -197,6 +197,27 @@ def _is_choice(value: Any, entry: SchemaEntry) -> bool:
     if entry.get("fold") and isinstance(value, str):
         return value.lower() in [each.lower() for each in entry["choices"]]
     return value in entry["choices"]
+
+
+def check_reading(view: ConfigView, report: ConfigFindings) -> None:
+    """read_zero_config_deprecated for a bare true, and the old and the new name of one setting of the ZeRO block."""
+    bucket = view.raw("allgather_size")
+    if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
+        check_model_value(("allgather_size",), blocks()[ZERO].keys["allgather_bucket_size"], bucket, report)
+    _both_names(view, report)
+
+
+def _both_names(view: ConfigView, report: ConfigFindings) -> None:
+    """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
+    keys = blocks()[ZERO].keys
+    for old, entry in keys.items():
+        if not entry.get("replaces") or view.raw(ZERO, old) in (MISSING, AUTO):
+            continue
+        new = next(key for key, each in keys.items() if entry["deprecated"] in (key, each.get("name")))
+        path = view.spelled(ZERO, new)
+        filled = view.for_trainer and path in CONSTANTS
+        if view.raw(*path) is not MISSING and (view.raw(*path) != AUTO or filled):
+            report.add("given_twice", (ZERO, old), old=old, new=path[-1])
 
 
 def leaves(content: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -11,7 +11,6 @@ Accelerator._prepare_deepspeed.
 import math
 from typing import Any
 
-from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.zero.lint.batch import NAMES
 from dsrun.zero.lint.codes import ConfigFindings
@@ -20,58 +19,6 @@ from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
 from dsrun.zero.schema import Path, SchemaBlock, blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, TrainingFlags
-
-# fill_match looks into these; anything but an object in the way ends in AttributeError.
-LOOKED_INTO = (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params"), ("fp16",), ("bf16",))
-
-
-def check_trainer(view: ConfigView, report: ConfigFindings) -> None:
-    """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
-    level: Level = "error" if view.for_trainer else "warning"
-    if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
-        report.add("trainer_stops.no_zero", (), level=level)
-    if view.is_block("checkpoint.writer"):
-        # create_universal_parallel_info reads CROSS_SIZE, which torchrun and accelerate do not set.
-        report.add("trainer_stops.writer", ("checkpoint", "writer"))
-    if not view.for_trainer:
-        return
-    if isinstance(view.raw(ZERO), bool):
-        report.add("trainer_stops.bare_zero", (ZERO,), zero=shown(view.raw(ZERO)))
-    if not view.has("optimizer") and view.raw(ZERO, "offload_optimizer") is None:
-        report.add("trainer_stops.offload", (ZERO, "offload_optimizer"))
-    for path in LOOKED_INTO:
-        value = view.raw(*path)
-        if value is not MISSING and value is not None and not isinstance(value, dict):
-            report.add("trainer_stops.block", path, value=shown(value))
-    micro = view.raw("train_micro_batch_size_per_gpu")
-    if view.raw("gradient_accumulation_steps") is None and micro not in (MISSING, None):
-        report.add("trainer_stops.accumulation", ("gradient_accumulation_steps",))
-    size, path = view.raw("tensor_parallel", "autotp_size"), ("tensor_parallel", "autotp_size")
-    if size is not MISSING and not isinstance(size, int | float):
-        report.add("trainer_stops.autotp", path, size=shown(size))
-    _texts(view, report)
-    _ignored(view, report)
-
-
-def _texts(view: ConfigView, report: ConfigFindings) -> None:
-    """Values that DeepSpeed converts from a text, and the Trainer compares as they are."""
-    for name in ("fp16", "bf16"):
-        value = view.raw(name, "enabled")
-        if isinstance(value, str) and value != AUTO:
-            report.add("trainer_stops.switch", (name, "enabled"), value=shown(value), name=name)
-    stage = view.raw(ZERO, "stage")
-    if isinstance(stage, str) and stage != AUTO and view.stage == 3:
-        report.add("trainer_stops.stage", (ZERO, "stage"), stage=shown(stage))
-
-
-def _ignored(view: ConfigView, report: ConfigFindings) -> None:
-    """Keys that the Trainer makes useless."""
-    if view.has("bfloat16"):
-        report.add("ignored_key", ("bfloat16",))
-    if view.has("steps_per_print"):
-        report.add("no_effect.printing", ("steps_per_print",))
-    if isinstance(view.raw("activation_checkpointing"), dict):
-        report.add("no_effect.checkpointing", ("activation_checkpointing",))
 
 
 def check_auto(view: ConfigView, report: ConfigFindings) -> None:

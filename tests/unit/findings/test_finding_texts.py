@@ -29,6 +29,29 @@ def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
                 given = None if None in names else {name for name in names if name}
                 for key in literal_keys(node.args[0]):
                     yield f"{module.relative_to(PACKAGE)}:{node.lineno}", function, key, given
+    for check in lint_checks():
+        yield "zero/lint/checks.toml", "add", check["key"], set(check.get("values", {}))
+        for expression in expressions(check):
+            for node in ast.walk(expression):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text_of":
+                    for key in literal_keys(node.args[0]):
+                        yield "zero/lint/checks.toml", "text_of", key, {each.arg or "" for each in node.keywords}
+
+
+def lint_checks() -> Iterator[dict[str, Any]]:
+    """The rows of dsrun/zero/lint/checks.toml, whose keys are given to a collector's `add`."""
+    groups = read_toml(PACKAGE / "zero/lint/checks.toml")
+    terms = groups.pop("terms")
+    for rows in groups.values():
+        yield from ({**row, "terms": terms} for row in rows)
+
+
+def expressions(check: dict[str, Any]) -> list[ast.Expression]:
+    """What is an expression in a row, and the terms that it may name."""
+    own = [check[name] for name in ("when", "level", "fix") if name in check]
+    return [
+        ast.parse(each, mode="eval") for each in (*own, *check.get("values", {}).values(), *check["terms"].values())
+    ]
 
 
 def called(node: ast.AST, module: Path) -> str | None:
@@ -91,6 +114,10 @@ def test_every_text_is_used():
                 dynamic.update(beginnings(node))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text_table":
                 dynamic.update(f"{key}." for key in literal_keys(node.args[0]))
+
+    for check in lint_checks():
+        nodes = [node for expression in expressions(check) for node in ast.walk(expression)]
+        strings |= {check["key"], *(node.value for node in nodes if isinstance(node, ast.Constant))}
 
     def keys(row: dict[str, Any], above: str) -> Iterator[str]:
         if "message" in row:
