@@ -31,11 +31,12 @@ class DoctorCheck:
     finds: str = ""
 
 
-_TEXTS = toml_beside(__file__, "checks.toml")
+TEXTS = toml_beside(__file__, "checks.toml")
+"""Of each check, by code, in the order in which they are shown."""
 
 
 def check_of(code: str, look: Callable[[MachineFacts, DoctorTarget], Iterable[Finding]]) -> DoctorCheck:
-    return DoctorCheck(code=code, look=look, **_TEXTS[code])
+    return DoctorCheck(code=code, look=look, **TEXTS[code])
 
 
 @dataclass(frozen=True, kw_only=True)
