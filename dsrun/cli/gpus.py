@@ -10,7 +10,7 @@ from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres, written_gpus
-from dsrun.hardware.instances import instance
+from dsrun.hardware.site import instance
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.terminal.stderr import print_note
 

@@ -7,37 +7,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, nearest_names
-from dsrun.hardware.instances import instance
-from dsrun.hardware.site import FILE, site_words
+from dsrun.hardware.site import FILE, instance, site_words
+from dsrun.system.patterns import patterns_beside
 
-_DECORATION = re.compile(
-    r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
-    r"|\b(?:nvidia|corporation|grid|generation|gpu|edition|blackwell|lovelace)\b"
-    r"|\bmega\b|[- ]vws$"  # node labels of Google's Kubernetes: nvidia-h100-mega-80gb, nvidia-l4-vws
-    r"|-pg\d{3}(?:-\w+)?"  # boards of large buyers, by their number: A100-PG509-200
-)
-# "teslaV100", "quadro_rtx": the brand as written into one word.
-_GLUED = re.compile(r"\b(tesla|geforce|quadro)(?=[a-z]{0,3}\d)")
-_SUPER = re.compile(r"(?<=\d) s$")
-# The driver's and lspci's words for a laptop's; Max-Q by itself also stands in the name of a workstation card.
-_LAPTOP = re.compile(r"with max-?q design|\bmobile / max-q(?: refresh)?$|\bmax-q / mobile$|\bmobile$")
-# A line of `nvidia-smi -L`: "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)"; lspci: "GA100 [A100 SXM4 80GB] (rev a1)".
-_LISTED = re.compile(r"^gpu \d+: *|\(uuid: .*$")
-_IN_BRACKETS = re.compile(r"^.*\[(.+)\].*$")
-_BRAND = re.compile(r"\b(tesla|geforce|quadro)(?=\b|[^a-z])")
-# A MIG instance: "A100-SXM4-80GB MIG 1g.10gb" as NVML has it, also "1g.10gb+me"; "a100_3g.20gb" as SLURM has it.
-_MIG = re.compile(r"(?:\bmig\b|(?:^|[ .-])(?:\d+c\.)?\d+g[. -]\d+gb).*$")
-# The memory of a slice or profile in GiB: the last number of "3g.20gb", "A40-48Q", "A100-4-20C".
-_SLICE = re.compile(r"\d+g[. -](\d+)gb|[- ](\d+)[abcq](?:me)?$")
-# A vGPU profile: "A40-48Q", "A100-4-20C" (MIG-backed), "T4-16Q"; the digits are the share of the memory.
-_VGPU = re.compile(r"[- ](?:\d+-)?\d+[abcq](?:me)?$")
-# Letters that a vGPU name glues to the model: D twice the memory, X and XM the SXM board, L the NVL card, XL the SXM
-# board of H100 with 96 GB, C the P100 card with 12 GB.
-_VGPU_BOARD = re.compile(r"^([a-z]\d+)(?:dx|d|xm|xl|x|l|c)$")
-_SYSTEM = re.compile(r"nvl(?=\d)\d+")  # "GB200 NVL72" is a rack of GB200
-_FORM = re.compile(r"sxm\d?|pcie|nvl")
-_MEMORY = re.compile(r"(?<![\d.])(?<!\bt)(\d{1,4}) ?g(?:i?b)?(?![a-z0-9])")  # but T4G is a GPU
-_HBM = re.compile(r"\bhbm\d?e?\b")
+_PATTERNS = patterns_beside(__file__)
 
 
 class GpuName(NamedTuple):
@@ -64,20 +37,20 @@ def _compact(text: str) -> str:
 def take_apart(name: str) -> GpuName:
     """Parse `name` as NVML prints it or as someone types it; every string is accepted."""
     text = " ".join(name.lower().replace("_", " ").split())
-    text = _IN_BRACKETS.sub(r"\1", _LISTED.sub("", text))
+    text = _PATTERNS["in_brackets"].sub(r"\1", _PATTERNS["listed"].sub("", text))
     virtual = "grid" in text
-    text = _SUPER.sub(" super", _GLUED.sub(r"\1 ", text))
-    text = _LAPTOP.sub("laptop", text)
-    size = _SLICE.search(text)
-    text, mig = _MIG.subn("", text)
-    text = " ".join(_DECORATION.sub(" ", _SYSTEM.sub("", text)).split())
-    text, vgpu = _VGPU.subn("", text)
-    brand = _BRAND.search(text)
-    rest, form = _cut(_FORM, _BRAND.sub("", text))
-    rest, memory = _cut(_MEMORY, _HBM.sub("", rest))
+    text = _PATTERNS["super"].sub(" super", _PATTERNS["glued"].sub(r"\1 ", text))
+    text = _PATTERNS["laptop"].sub("laptop", text)
+    size = _PATTERNS["slice"].search(text)
+    text, mig = _PATTERNS["mig"].subn("", text)
+    text = " ".join(_PATTERNS["decoration"].sub(" ", _PATTERNS["system"].sub("", text)).split())
+    text, vgpu = _PATTERNS["vgpu"].subn("", text)
+    brand = _PATTERNS["brand"].search(text)
+    rest, form = _cut(_PATTERNS["form"], _PATTERNS["brand"].sub("", text))
+    rest, memory = _cut(_PATTERNS["memory"], _PATTERNS["hbm"].sub("", rest))
     model = _compact(rest)
     if virtual or vgpu:
-        model = _VGPU_BOARD.sub(r"\1", model)
+        model = _PATTERNS["vgpu_board"].sub(r"\1", model)
     return GpuName(
         full=_compact(text),
         model=model,

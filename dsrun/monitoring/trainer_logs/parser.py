@@ -14,20 +14,11 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.runs.records import LedgerRecord, finite
 from dsrun.system.files import parse_json
+from dsrun.system.patterns import patterns_beside
 
-_FORMATS = toml_beside(__file__, "formats.toml")
-
-
-def _compiled(table: str) -> dict[str, re.Pattern[str]]:
-    """The patterns of a table of formats.toml, with their parts."""
-    return {
-        name: re.compile(re.sub(r"<(number|is|begin|steps|per_s)>", lambda found: _FORMATS["parts"][found[1]], text))
-        for name, text in _FORMATS[table].items()
-    }
-
-
-FIGURES, _FOUND = _compiled("figures"), _compiled("patterns")
-KEYS: dict[str, list[str]] = _FORMATS["keys"]
+FIGURES = patterns_beside(__file__, "formats.toml", table="figures")
+_PATTERNS = patterns_beside(__file__, "formats.toml")
+KEYS: dict[str, list[str]] = toml_beside(__file__, "formats.toml")["keys"]
 _CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
 MOST_STEPS = 20_000
 _LONGEST = 8192
@@ -68,32 +59,32 @@ class TrainerLog:
             for piece in line.split("\r"):
                 if self._is_quoted(piece):
                     continue
-                if len(piece) <= _LONGEST and _FOUND["interesting"].search(piece):
+                if len(piece) <= _LONGEST and _PATTERNS["interesting"].search(piece):
                     # Whatever a program writes: a line that only looks like one of a trainer is passed over.
                     with suppress(ValueError, TypeError, ArithmeticError):
                         self._take(_CONTROL.sub("", piece), now)
 
     def _is_quoted(self, line: str) -> bool:
         """Whether a line is one of a traceback, whose source and exception have names and numbers, too."""
-        is_frame = bool(_FOUND["frame"].match(line))
+        is_frame = bool(_PATTERNS["frame"].match(line))
         quoted, source = is_frame or self._in_traceback, line.partition("]: ")[2] if line.startswith("[rank") else line
         self._in_traceback = is_frame or (quoted and source.startswith(" "))
         return quoted
 
     def _take(self, line: str, now: str | None) -> None:
         now = _time_of(line) or now
-        if bar := _FOUND["bar"].search(line):
+        if bar := _PATTERNS["bar"].search(line):
             has_step = self._take_bar(bar, line[: bar.start()])
             if has_step is not None:
                 self._take_postfix(bar["times"], now, has_step=has_step)
             line = line[bar.end() :]
         if (values := _values(line)) is not None:
             self._take_values(values, now)
-        elif found := _FOUND["epochs"].search(line):
+        elif found := _PATTERNS["epochs"].search(line):
             self._epochs = float(found[1].replace(",", ""))
         else:
             self._take_text(line, now)
-        self.has_ended = bool(_FOUND["end"].search(line)) or (self.has_ended and "loss" not in line)
+        self.has_ended = bool(_PATTERNS["end"].search(line)) or (self.has_ended and "loss" not in line)
 
     def _take_bar(self, bar: re.Match[str], name: str) -> bool | None:
         """A tqdm bar: that of training has no other name, and the total of the first one, or the one known. Returns
@@ -114,7 +105,7 @@ class TrainerLog:
             # tqdm draws its bar anew below what is written above it, and bars are rarer than steps.
             self._step_is_due = False
             self.steps[-1] = {**self.steps[-1], "step": self.step}
-        if (found := _FOUND["bar_rate"].search(bar["times"])) and (rate := _number(found[1])):
+        if (found := _PATTERNS["bar_rate"].search(bar["times"])) and (rate := _number(found[1])):
             self.step_s = rate if found[2] == "s/it" else 1 / rate
         return True
 
@@ -156,13 +147,13 @@ class TrainerLog:
         for key in FIGURES:
             if (value := _figure(key, line)) is not None:
                 found[key] = value
-        if match := _FOUND["tokens_before"].search(line):
+        if match := _PATTERNS["tokens_before"].search(line):
             found["tokens_per_s"] = _number(match[1]) or 0.0
         if loss := FIGURES["loss"].search(line):
-            line = line[: loss.end()] + _FOUND["evaluation_loss"].sub("", line[loss.end() :])
-        if _FOUND["evaluates"].search(line):
+            line = line[: loss.end()] + _PATTERNS["evaluation_loss"].sub("", line[loss.end() :])
+        if _PATTERNS["evaluates"].search(line):
             found.pop("loss", None)
-        if (epoch := _FOUND["epoch_of"].search(line)) and {"step", "max_steps"} <= found.keys():
+        if (epoch := _PATTERNS["epoch_of"].search(line)) and {"step", "max_steps"} <= found.keys():
             self._count_epochs(found, int(epoch[1]), int(epoch[2]))
         if total := _count(found.pop("max_steps", None)):
             self.max_steps, self._total_is_sure = total, True
@@ -213,7 +204,7 @@ class TrainerLog:
 
 def _time_of(line: str) -> str | None:
     """The time stamp in a line, as ISO 8601; None where there is none. Without a zone it is this machine's time."""
-    if not (found := _FOUND["time"].search(line)):
+    if not (found := _PATTERNS["time"].search(line)):
         return None
     day, clock, fraction, zone = found.groups()
     return f"{day}T{clock}.{(fraction or '0')[:3]:0<3}{zone or ''}"
@@ -230,7 +221,7 @@ def _figure(key: str, text: str) -> float | None:
 def _values(line: str) -> Mapping[str, Any] | None:
     """The dict or JSON object in a line; None where there is none with a figure that we know."""
     end = line.rfind("}")
-    begin = _FOUND["dict"].search(line, 0, max(0, end))
+    begin = _PATTERNS["dict"].search(line, 0, max(0, end))
     if not begin:
         return None
     value: Any = None

@@ -9,34 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
+from dsrun.system.patterns import patterns_beside
 from dsrun.wheel.compile.output import split_line
 from dsrun.wheel.compile.parallel import BEGIN, END
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
 _QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
-# gcc and clang: file:line:column: error: …; nvcc's front end: file(line): error: …
-_COMPILER = (
-    re.compile(r"^(?P<where>[^\s:]+:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>[^\s(]+\(\d+\)): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.+)$"),
-)
-_TOOLS = (
-    re.compile(r"^(?P<where>nvcc) (?:fatal|error)\s*: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>ptxas)(?: [^,]+, line \d+;)? (?:fatal|error)\s*: (?P<what>.+)$"),
-    re.compile(r"^(?:\S*/)?(?P<where>[\w+.-]+): (?:fatal )?error: (?P<what>.+)$"),
-    re.compile(r"^(?:\S*/)?(?P<where>ld)(?:\.\w+)?: (?P<what>.*(?:cannot find|undefined reference).*)$"),
-    re.compile(r"^(?P<where>[^\s:]+)(?::\([^)]*\))?: (?P<what>undefined reference to .+)$"),
-)
-# The last line of a traceback; ninja's own failure is only an echo of the compiler's.
-_PYTHON = re.compile(r"^(?P<where>(?:\w+\.)*\w*(?:Error|Exception))(?:: (?P<what>.+))?$")
+_PATTERNS = patterns_beside(__file__)
+_LINES = {kind: tuple(map(re.compile, texts)) for kind, texts in toml_beside(__file__)["lines"].items()}
+# ninja's own failure is only an echo of the compiler's.
 _ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned non-zero exit status")
-_DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno (?:28|122)\]")
-_MEMORY = re.compile(
-    r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
-    # ninja's line for a killed compiler: 128 + SIGKILL.
-    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +48,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Bu
     failed = {label for label, code in codes.items() if code}
     found: dict[str, BuildFailure] = {}
     for label, raw in lines:
-        text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
+        text = _PATTERNS["ansi"].sub("", raw).rstrip().translate(_QUOTES)
         kind, failure = _classify(label, text)
         if failed and label not in failed and kind not in ("disk", "memory"):
             continue
@@ -80,15 +64,15 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Bu
 
 
 def is_disk_full(text: str) -> bool:
-    return bool(_DISK.search(text))
+    return bool(_PATTERNS["disk"].search(text))
 
 
 def _classify(label: str, text: str) -> tuple[str, BuildFailure | None]:
     if is_disk_full(text):
         return "disk", BuildFailure(label=label, where="", what=text.strip(), cause="disk")
-    if _MEMORY.search(text):
+    if _PATTERNS["memory"].search(text):
         return "memory", BuildFailure(label=label, where="", what=text.strip(), cause="memory")
-    for kind, patterns in (("compiler", _COMPILER), ("tool", _TOOLS), ("python", (_PYTHON,))):
+    for kind, patterns in _LINES.items():
         for pattern in patterns:
             match = pattern.match(text)
             if match and not any(echo in text for echo in _ECHO):

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names
-from dsrun.hardware.instances import instance
+from dsrun.hardware.site import instance
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
 from dsrun.zero.memory import optimizers
