@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -15,26 +16,6 @@ from dsrun.system.process.proc import capture
 
 # conda needs seconds for its list, and a module may start programs.
 _TIMEOUT_S = 60
-# As the script loads them: one after the other, for a module may bring the folder of the next. One that is there may
-# refuse to be loaded on a login node.
-_MODULES = """\
-command -v module >/dev/null || source /etc/profile >/dev/null 2>&1
-command -v module >/dev/null || { echo none; exit; }
-for name; do
-    module load "$name" >/dev/null 2>&1 </dev/null && continue
-    module -t avail "$name" 2>&1 | awk -v name="$name" '
-        { sub(/\\(.*/, "") }
-        $0 == name || index($0, name "/") == 1 { found = 1 }
-        END { exit !found }' || echo "missing $name"
-done
-"""
-_CONDA = """\
-if [ $# -gt 0 ]; then
-    command -v module >/dev/null || source /etc/profile
-    module load "$@"
-fi >/dev/null 2>&1
-conda env list --json
-"""
 
 
 def missing_setup(spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -58,17 +39,17 @@ def _tools(spec: SlurmSpec, environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding_of("slurm_missing_tool", where=f"{flag} {value}", tool=tool)
 
 
-def _bash(text: str, *words: str) -> str | None:
-    """What a script prints; None where it fails."""
+def _bash(name: str, *words: str) -> str | None:
+    """What a script of login_setup.toml prints; None where it fails."""
     try:
-        answer = capture(["bash", "-c", text, "dsrun", *words], seconds=_TIMEOUT_S)
+        answer = capture(["bash", "-c", toml_beside(__file__)[name], "dsrun", *words], seconds=_TIMEOUT_S)
     except (MissingError, ToolError):
         return None
     return answer.stdout if answer.returncode == 0 else None
 
 
 def _modules(spec: SlurmSpec) -> Iterator[Finding]:
-    answer = (_bash(_MODULES, *spec.module) if spec.module else None) or ""
+    answer = (_bash("modules", *spec.module) if spec.module else None) or ""
     if answer.strip() == "none":
         yield finding_of("slurm_missing_module.command", where=f"--module {spec.module[0]}")
         return
@@ -86,7 +67,7 @@ def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
             yield finding_of("slurm_missing_conda.folder", where=f"--conda {name}", fix=text_of("slurm.anyway"))
         return
     # A sourced file may do anything, and may be what makes conda known.
-    answer = None if spec.setup_file else _bash(_CONDA, *spec.module)
+    answer = None if spec.setup_file else _bash("conda", *spec.module)
     try:
         known = [Path(each).name for each in json.loads(answer or "")["envs"]]
     except (ValueError, KeyError, TypeError):

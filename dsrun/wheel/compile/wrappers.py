@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.proc import capture
+from dsrun.wheel.platform.cpu import wrapper
 from dsrun.wheel.platform.nvcc import Nvcc
 
 _TIMEOUT_S = 60.0
@@ -37,8 +38,9 @@ def write_nvcc_wrapper(
     flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if _names_sources(nvcc) else ""
     script.parent.mkdir(parents=True, exist_ok=True)
     dropped = "" if debug else "        -lineinfo|--generate-line-info) continue ;;\n"
-    text = Path(__file__).with_name("nvcc_wrapper.sh.in").read_text(encoding="utf-8")
-    script.write_text(text.format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8")
+    script.write_text(
+        wrapper("nvcc").format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8"
+    )
     script.chmod(0o755)
     return script
 

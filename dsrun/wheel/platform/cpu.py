@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import ToolError, UsageError, did_you_mean
 from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler, predefined
@@ -181,10 +182,15 @@ def compiler_environment(
     return {variable: str(folder / real.name) for variable, real in compilers.items()}
 
 
+def wrapper(name: str) -> str:
+    """A script of wrappers.toml, to be filled in."""
+    return str(toml_beside(__file__, "wrappers.toml")[name])
+
+
 def _script(
     real: Path, level: CpuLevel, *, debug: bool, launcher: Sequence[str], links: CpuLinks, append: Sequence[str]
 ) -> str:
-    """The wrapper's text, for a POSIX shell: `set --` keeps arguments with spaces and quotes whole."""
+    """The wrapper's text, for a POSIX shell."""
     rules = []
     if level.flag:
         defines = "|".join(f"-D{name}|-D{name}=*" for name in SIMD_DEFINES)
@@ -195,8 +201,7 @@ def _script(
         rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
     cases = "".join(f"        {rule}\n" for rule in rules)
     command = shlex.join([*launcher, str(real)])
-    text = Path(__file__).with_name("cpu_wrapper.sh.in").read_text(encoding="utf-8")
-    return text.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
+    return wrapper("cxx").format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
 
 
 def _link_rules(links: CpuLinks) -> str:
