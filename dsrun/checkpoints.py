@@ -1,7 +1,6 @@
 """What lies in checkpoints, read without torch: those of a run as a table, and the contents of one."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +13,12 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
 from dsrun.system.files import read_object
+from dsrun.system.patterns import patterns_beside
 from dsrun.system.terminal.display import utc_text
 
 CheckpointState = Literal["complete", "damaged", "saving", "foreign"]
 
-_TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
-# First match wins; paths are relative to the checkpoint, with /.
-_KINDS = (
-    ("weights", re.compile(r"(model|pytorch_model).*\.(safetensors|bin)|.*\.safetensors\.index\.json")),
-    ("adapter", re.compile(r"adapter_.*")),
-    ("optimizer", re.compile(r".*_optim_states\.pt|optimizer\.(pt|bin)|.*offloaded_tensors/.*")),
-    ("model states", re.compile(r".*(_model_states|mp_rank_\d+.*)\.pt")),
-    ("scheduler", re.compile(r"scheduler\.pt|scaler\.pt")),
-    ("random states", re.compile(r"rng_state.*\.pth")),
-    ("trainer state", re.compile(r"trainer_state\.json|latest(_universal)?")),
-    ("config", re.compile(r"(config|generation_config)\.json")),
-    ("tokenizer", re.compile(rf"({_TOKENIZER_FILES}).*")),
-    ("scripts", re.compile(r".*\.py|README\.md")),
-)  # fmt: skip
+_KINDS = patterns_beside(__file__, table="kinds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +191,7 @@ def contents(checkpoint: Path) -> CheckpointContents:
 
 
 def kind_of(name: str) -> str:
-    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), "other")
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name)), "other")
 
 
 def _kinds(checkpoint: Path) -> list[CheckpointKind]:

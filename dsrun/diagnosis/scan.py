@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import ahocorasick_rs
 
+from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.notation import last_time, time_of, without_prefix
 from dsrun.diagnosis.rules import CauseSign, FailureCause, causes
 from dsrun.diagnosis.tracebacks import HEADER, end_of_traceback, is_exception
@@ -26,24 +27,8 @@ COUNTED = 100
 KEPT = 64
 
 ScanEvent = Literal["step", "end", "again", "own", "traceback", "sign"]
-# Where a logged step has its loss: transformers' dictionaries, dsrun's own line, progress bars, Megatron.
-_STEP = (b"'loss': ", b'"loss": ', b"loss: ", b"loss=", b"loss = ")
 _EVENTS: dict[bytes, ScanEvent] = {
-    **dict.fromkeys(_STEP, "step"),
-    # What the Trainer, Lightning, fairseq and Megatron print at the end of training; a script's own "finished" may
-    # follow a failure.
-    b"'train_runtime': ": "end",
-    b'"train_runtime": ': "end",
-    b"Training completed. Do not forget": "end",
-    b"`Trainer.fit` stopped: `max_": "end",
-    b"done training in ": "end",
-    b"[after training is done]": "end",
-    b"worker group successfully finished": "end",
-    # From here on it is another attempt, say torch.distributed.run and dsrun's supervisor.
-    b"will restart worker group": "again",
-    b"(restart ": "again",
-    b"dsrun": "own",
-    b"; waiting for the others on port ": "own",
+    **{word.encode(): event for event, words in toml_beside(__file__)["events"].items() for word in words},
     HEADER: "traceback",
 }
 _FINITE = re.compile(rb"['\"]?-?(\d[\d.]*)(?:[eE][-+]?\d+)?")
