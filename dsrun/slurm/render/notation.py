@@ -7,20 +7,12 @@ problem", or for node[2-1] "memory allocation failure".
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 
+_CHECKS = toml_beside(__file__)
 _INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?(?:%\d+)?", re.ASCII)
-_AFTER = (
-    r"singleton|(?:after|afterany|afternotok|afterok|aftercorr|afterburstbuffer|expand)"
-    r"(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+"
-)
-_RESOURCE = r"(?:gres[/:])?[A-Za-z][\w.-]*(?::[\w.-]*[A-Za-z_][\w.-]*)?(?::\d+[kKmMgGtTpP]?)?"
-_MAIL = (
-    "NONE|BEGIN|END|FAIL|REQUEUE|ALL|INVALID_DEPEND|STAGE_OUT|ARRAY_TASKS"
-    "|TIME_LIMIT|TIME_LIMIT_90|TIME_LIMIT_80|TIME_LIMIT_50"
-)
 
 
 def _is_array(text: str) -> bool:
@@ -40,33 +32,17 @@ def _is_nodes(text: str) -> bool:
         return False
 
 
-def _are(pattern: str, flags: int = re.ASCII, *, separator: str = ",") -> Callable[[str], bool]:
-    """Whether a text is a list of words that match `pattern`."""
-    return lambda text: all(re.fullmatch(pattern, word, flags) for word in re.split(separator, text))
-
-
-_NODES = (_is_nodes, "is not a list of nodes", "such as gpu01,gpu07 or gpu[01-04]")
-CHECKS: Mapping[str, tuple[Callable[[str], bool], str, str]] = {
-    "array": (_is_array, "is not a list of task numbers", "such as 0-9, 1,3,7, 0-99:10 or 0-99%4"),
-    "dependency": (
-        _are(_AFTER, separator="[,?]"),
-        "is not a dependency",
-        "such as afterok:1234, afterany:12:13 or singleton",
-    ),
-    "gres": (_are(_RESOURCE), "is not a list of resources of a node", "such as gpu:4, gpu:a100:4 or gpu:4,nvme:1"),
-    "nodelist": _NODES,
-    "exclude": _NODES,
-    "mail_type": (_are(_MAIL, re.IGNORECASE), "is not a list of mail types", "such as END,FAIL,REQUEUE, ALL or NONE"),
-}
-
-
 def check_notation(name: str, text: str, where: str) -> None:
     """Raise UsageError, naming `where`, when sbatch would not read `text` as a value of the field `name`."""
-    if name not in CHECKS:
+    row = _CHECKS.get(name)
+    if row is None:
         return
-    is_one, what, fix = CHECKS[name]
-    if not is_one(text):
-        raise UsageError(f"{where}: {text!r} {what}", fix=fix)
+    if "word" in row:
+        is_one = all(re.fullmatch(row["word"], word) for word in re.split(row.get("separator", ","), text))
+    else:
+        is_one = _is_array(text) if name == "array" else _is_nodes(text)
+    if not is_one:
+        raise UsageError(f"{where}: {text!r} {row['what']}", fix=row["fix"])
 
 
 # Written as escapes so that a word stays on one line of the script; sbatch refuses a script with \r\n outright.
