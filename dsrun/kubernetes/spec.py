@@ -1,13 +1,14 @@
 """KubernetesSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from itertools import chain
+from typing import Any
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.kubernetes.notation import (
-    EFFECTS,
     NAME,
     is_key,
     is_label_value,
@@ -29,8 +30,6 @@ OWN_LABELS = (APP_LABEL, INSTANCE_LABEL, QUEUE_LABEL)
 _CONTROLLERS_LABELS = re.compile(
     r"(batch\.kubernetes\.io|jobset\.sigs\.k8s\.io|trainer\.kubeflow\.org)/.+|job-name|controller-uid"
 )
-# TotalAnnotationSizeLimitB of k8s.io/apimachinery.
-_ANNOTATION_BYTES = 256 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?!\.$|\.\.)[-._A-Za-z0-9]{1,253}")
 # By these `dsrun launch` would take a pod for one of another launcher, or for a worker.
@@ -41,6 +40,18 @@ _RESERVED_VARIABLES = re.compile(
 SHM_PATH, SCRATCH_PATH = "/dev/shm", "/scratch"
 # Field, what is wrong with its value, what to write instead.
 PodProblem = tuple[str, str, str]
+_RULES = toml_beside(__file__)
+_NAMES: dict[str, Any] = {
+    **{each.__name__: each for each in (int, is_key, is_label_value, is_namespace, is_subdomain, quantity)},
+    "is_name": NAME.fullmatch,
+    "is_controllers": _CONTROLLERS_LABELS.fullmatch,
+    "has_blank": re.compile(r"\s").search,
+    "tolerated": toleration,
+    "mounted": mount,
+    "queue_label": QUEUE_LABEL,
+    "own_labels": OWN_LABELS,
+    "claim_path": CLAIM_PATH,
+}
 
 
 def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
@@ -54,7 +65,10 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
     spec, where = filled(KubernetesSpec, places)
-    checks = (_tokens, _names, _resources, _labels, _container, _variables, _storage)
+    checks = (
+        _tokens, _ruled("names"), _ruled("resources"), _rdma, _ruled("labels"), _ruled("image"), _notify,
+        _ruled("user"), _variables, _ruled("storage"), _paths,
+    )  # fmt: skip
     found = chain.from_iterable(check(spec) for check in checks)
     for name, message, fix in found:
         raise UsageError(f"{where[name]}: {message}", fix=fix or None)
@@ -68,36 +82,24 @@ def _tokens(spec: KubernetesSpec) -> Iterator[PodProblem]:
             yield each.name, "a token or password is in it, and everybody can read a job's manifest", "remove it"
 
 
-def _names(spec: KubernetesSpec) -> Iterator[PodProblem]:
-    if spec.name is not None and not NAME.fullmatch(spec.name):
-        yield "name", f"{spec.name!r} is not a valid name", "lower-case letters, digits and -, a letter first"
-    if spec.namespace is not None and not is_namespace(spec.namespace):
-        yield "namespace", f"{spec.namespace!r} is not a valid name", "at most 63 lower-case letters, digits and -"
-    for name in ("priority_class", "scheduler", "service_account", "storage_class"):
-        value = getattr(spec, name)
-        if value is not None and not is_subdomain(value):
-            yield name, f"{value!r} is not a valid name", "lower-case letters, digits, - and ."
-    for value in spec.image_pull_secret:
-        if not is_subdomain(value):
-            yield "image_pull_secret", f"{value!r} is not a secret's name", "lower-case letters, digits, - and ."
-    if spec.queue is not None and not (is_subdomain(spec.queue) and is_label_value(spec.queue)):
-        yield "queue", f"{spec.queue!r} is not a queue's name", "kubectl get localqueues lists them"
-    if spec.ttl is not None and spec.kind == "trainjob":
-        yield "ttl", "a TrainJob is never deleted by itself", "remove it, or --kind jobset"
+def _ruled(section: str) -> Callable[[KubernetesSpec], Iterator[PodProblem]]:
+    """What finds what a section of spec.toml has against single values."""
+
+    def look(spec: KubernetesSpec) -> Iterator[PodProblem]:
+        for field, rules in ((field, row["rules"]) for row in _RULES[section] for field in row["fields"]):
+            given = getattr(spec, field)
+            for value in given if isinstance(given, tuple) else () if given is None else (given,):
+                key, _, rest = str(value).partition("=")
+                names = SubjectNames(spec, {}, value=value, key=key, rest=rest, **_NAMES)
+                names["annotation_bytes"] = sum(len(each.encode(errors="replace")) for each in spec.annotation)
+                for rule in rules:
+                    if evaluate(rule["when"], names):
+                        yield field, rule["message"].format(value=value, key=key, rest=rest, spec=spec), rule["fix"]
+
+    return look
 
 
-def _resources(spec: KubernetesSpec) -> Iterator[PodProblem]:
-    for name, example in (("cpus", "8 or 500m"), ("memory", "200Gi"), ("shm", "16Gi"), ("claim_size", "500Gi")):
-        value = getattr(spec, name)
-        number = quantity(value) if value is not None else 1
-        if not number:
-            yield name, f"{value!r} is not an amount", f"such as {example}"
-        elif name != "cpus" and number != int(number):
-            yield name, f"{value} is not a whole number of bytes", f"such as {example}"
-    if spec.shm and spec.memory and (quantity(spec.shm) or 0) >= (quantity(spec.memory) or 0):
-        yield "shm", f"{spec.shm} does not leave anything of --memory {spec.memory}", "it counts against that limit"
-    if "/" not in spec.gpu_resource or not is_key(spec.gpu_resource):
-        yield "gpu_resource", f"{spec.gpu_resource!r} is not a resource", "such as nvidia.com/gpu"
+def _rdma(spec: KubernetesSpec) -> Iterator[PodProblem]:
     seen = {spec.gpu_resource}
     for entry in spec.rdma:
         resource, _, count = entry.partition("=")
@@ -109,34 +111,9 @@ def _resources(spec: KubernetesSpec) -> Iterator[PodProblem]:
         seen.add(resource)
 
 
-def _labels(spec: KubernetesSpec) -> Iterator[PodProblem]:
-    for name in ("label", "annotation", "node_selector"):
-        for entry in getattr(spec, name):
-            key, equals, value = entry.partition("=")
-            if not equals or not is_key(key):
-                yield name, f"{entry!r} is not KEY=VALUE", "such as example.org/team=nlp"
-            elif name != "annotation" and not is_label_value(value):
-                yield name, f"{value!r} is not a label's value", "63 letters, digits, -, _ and . at most"
-            elif name == "label" and key in OWN_LABELS:
-                yield name, f"{key} is set by dsrun", "write --queue" if key == QUEUE_LABEL else "remove it"
-            elif name == "label" and _CONTROLLERS_LABELS.fullmatch(key):
-                yield name, f"{key} is set by Kubernetes", "remove it"
-    if sum(len(entry.encode(errors="replace")) for entry in spec.annotation) > _ANNOTATION_BYTES:
-        yield "annotation", f"more than the {_ANNOTATION_BYTES // 1024} KiB that Kubernetes keeps", "shorten them"
-    for entry in spec.toleration:
-        if toleration(entry) is None:
-            yield "toleration", f"{entry!r} is not KEY[=VALUE][:EFFECT]", f"effects are {', '.join(EFFECTS)}"
-
-
-def _container(spec: KubernetesSpec) -> Iterator[PodProblem]:
-    if spec.image is not None and (re.search(r"\s", spec.image) or spec.image.startswith("-")):
-        yield "image", f"{spec.image!r} is not an image", "such as registry.example.org/dsrun:1"
-    if spec.workdir is not None and not spec.workdir.startswith("/"):
-        yield "workdir", f"{spec.workdir!r} is not an absolute path", "such as /workspace"
+def _notify(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for variable in missing_variables(spec, spec.notify):
         yield "notify", f"the pods have no {variable}", f"add --secret {variable}=SECRET:KEY"
-    if spec.user == 0:
-        yield "user", "0 is root", "write --run-as-root"
 
 
 def _variables(spec: KubernetesSpec) -> Iterator[PodProblem]:
@@ -169,15 +146,7 @@ def _variable(field: str, name: str) -> Iterator[PodProblem]:
         yield field, f"{name} is set by the Job or by dsrun launch", "remove it"
 
 
-def _storage(spec: KubernetesSpec) -> Iterator[PodProblem]:
-    own = mount(spec.claim, CLAIM_PATH)
-    if own is None or own.read_only:
-        yield ("claim", f"{spec.claim!r} is not NAME or NAME:/PATH", f"the path is {CLAIM_PATH} by default")
-    for entry in spec.mount:
-        if mount(entry) is None:
-            yield "mount", f"{entry!r} is not CLAIM:/PATH[:ro]", "such as datasets:/data:ro"
-    if spec.storage_class and not spec.claim_size:
-        yield "storage_class", "without --claim-size", "add --claim-size 500Gi, or remove it"
+def _paths(spec: KubernetesSpec) -> Iterator[PodProblem]:
     paths = [SHM_PATH, SCRATCH_PATH, *(each.path for each in mounts(spec))]
     if doubled := next((path for path in paths if paths.count(path) > 1), None):
         yield "mount" if spec.mount else "claim", f"{doubled} is used twice", "name another path"
