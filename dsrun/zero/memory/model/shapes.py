@@ -42,10 +42,10 @@ def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...
 
     Raises UsageError for settings that make no model, or that are missing.
     """
-    return tuple(_Builder(config, family).tensors("weights"))
+    return tuple(_TensorBuilder(config, family).tensors("weights"))
 
 
-class _Builder:
+class _TensorBuilder:
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
         self.description = _description(family)
         model_type = self.description.get("model_type", family)
