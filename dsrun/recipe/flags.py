@@ -198,4 +198,5 @@ ZERO_STAGE = 2
 DEFAULTS = toml_beside(__file__, "defaults.toml")
 FIXED: dict[str, Any] = DEFAULTS["fixed"]
 CHOSEN: dict[str, str] = DEFAULTS["chosen"]
+TAKES: dict[str, str] = DEFAULTS["takes"]
 DISPLACES: dict[str, list[str]] = DEFAULTS["displaces"]

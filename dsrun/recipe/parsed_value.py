@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, RecipeFlag, hf_flags, own_flags, shown_value
+from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, TAKES, RecipeFlag, hf_flags, own_flags, shown_value
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import parse_json
 
@@ -17,6 +17,9 @@ from dsrun.system.files import parse_json
 TRUE_WORDS = frozenset({"true", "yes", "t", "y", "1", "on"})
 FALSE_WORDS = frozenset({"false", "no", "f", "n", "0", "off"})
 MANY_CHOICES = 12
+# Floats YAML 1.1 takes for strings, `1e-8` above all.
+YAML_FLOAT = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
+COMMAND_LINE = "command line"
 
 
 class RejectedValue(ValueError):
@@ -206,24 +209,7 @@ def check_choice(text: str, choices: tuple[str, ...]) -> None:
 
 def describe(flag: RecipeFlag) -> str:
     """What the flag takes, in words."""
-    kinds = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "bool|str": "true, false or a word",
-        "str": "text",
-        "json": "a JSON object",
-        "list": "one or more words",
-        "list|str": "one or more words",
-    }
-    return kinds[flag.kind]
-
-
-# Floats YAML 1.1 takes for strings, `1e-8` above all.
-YAML_FLOAT = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
-
-
-COMMAND_LINE = "command line"
+    return TAKES[flag.kind]
 
 
 @dataclass(frozen=True, kw_only=True)

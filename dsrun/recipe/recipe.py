@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from dsrun.datafiles import SubjectNames, evaluate, toml_beside
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.engine_options import EngineOptions
 from dsrun.errors import UsageError
 from dsrun.options import key_of
@@ -138,15 +138,10 @@ class _Shown(NamedTuple):
         return shown_value(self.name, self.recipe.value(self.name))
 
 
-class _Fields(dict[str, Any]):
-    """The flags that a message names."""
-
-    def __init__(self, recipe: Recipe, flag: str) -> None:
-        super().__init__(flag=_Shown(recipe, flag), default_stage=ZERO_STAGE)
-        self.recipe = recipe
-
-    def __missing__(self, name: str) -> _Shown:
-        return _Shown(self.recipe, name)
+def _message(text: str, recipe: Recipe, flag: str) -> str:
+    """A text of a check made for `flag`, with the flags that it names."""
+    shown = {name: _Shown(recipe, name) for name in all_flags()}
+    return text.format_map({**shown, "flag": _Shown(recipe, flag), "default_stage": ZERO_STAGE})
 
 
 def has_data(spec: TrainSpec) -> bool:
@@ -163,33 +158,19 @@ READ: dict[str, Callable[[TrainSpec], Any]] = {
 }
 
 
-class _Values:
-    """The flags of a recipe as attributes, for conditions."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in all_flags():
-            raise AttributeError(name)
-        return self.recipe.value(name)
-
-
-def names_of(recipe: Recipe) -> SubjectNames:
+def names_of(recipe: Recipe) -> dict[str, Any]:
     """What conditions of checks may name, beside the `flag` that a check is made for."""
-    return SubjectNames(
-        _Values(recipe),
-        {},
-        value=recipe.value,
-        given=recipe.given,
-        hf=recipe.hf,
-        sources=recipe.sources,
-        phases=phases(recipe),
-        has_data=has_data(recipe.spec),
-        own_micro_batch=recipe.hf.get("per_device_train_batch_size"),
-        has_own_groups=str(recipe.value("optim")).startswith(OWN_GROUPS),
-        is_count=lambda text: str(text).isdecimal() and int(text) > 0,
-    )
+    return {name: recipe.value(name) for name in all_flags()} | {
+        "value": recipe.value,
+        "given": recipe.given,
+        "hf": recipe.hf,
+        "sources": recipe.sources,
+        "phases": phases(recipe),
+        "has_data": has_data(recipe.spec),
+        "own_micro_batch": recipe.hf.get("per_device_train_batch_size"),
+        "has_own_groups": str(recipe.value("optim")).startswith(OWN_GROUPS),
+        "is_count": lambda text: str(text).isdecimal() and int(text) > 0,
+    }
 
 
 @cache
@@ -230,8 +211,8 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
         for flag in check.flags:
             names["flag"] = flag
             if evaluate(check.when, names):
-                text = (check.notice or check.message).format_map(_Fields(recipe, flag))
+                text = _message(check.notice or check.message, recipe, flag)
                 if not check.notice:
-                    raise UsageError(text, fix=(check.fix or "").format_map(_Fields(recipe, flag)))
+                    raise UsageError(text, fix=_message(check.fix, recipe, flag))
                 notices.append(text)
     return tuple(notices)

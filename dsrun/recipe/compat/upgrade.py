@@ -26,13 +26,8 @@ class UpgradedRun:
     left: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """Put `text` in the place of the characters from `start` to `end`."""
-
-    start: int
-    end: int
-    text: str
+Edit = tuple[int, int, str]
+"""The characters from one to another place, and what to put in their place."""
 
 
 def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
@@ -55,8 +50,8 @@ def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
             continue
         edits.append(_edit(text, key, value, each, present))
         changes.append(str(notice))
-    for edit in reversed(edits):
-        text = text[: edit.start] + edit.text + text[edit.end :]
+    for start, end, new in reversed(edits):
+        text = text[:start] + new + text[end:]
     return UpgradedRun(text, tuple(changes), tuple(left))
 
 
@@ -72,17 +67,17 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return []
 
 
-def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
+def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> Edit:
     case = removed_flags()[given.name].case(given.value)
     if not case.becomes or case.becomes in present:
         return _without(text, key, value)
     start, end = key.start_mark.index, key.end_mark.index
     if case.value is SAME:
-        return _Edit(start, end, case.becomes)
-    return _Edit(start, value.end_mark.index, f"{case.becomes}: {_as_yaml(case.value)}")
+        return start, end, case.becomes
+    return start, value.end_mark.index, f"{case.becomes}: {_as_yaml(case.value)}"
 
 
-def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> _Edit:
+def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> Edit:
     """The lines of a key and its value taken out; comments behind them stay."""
     lines = text.splitlines(keepends=True)
     first, last = key.start_mark.line, value.end_mark.line
@@ -91,7 +86,7 @@ def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> _Edit:
     while last > first and (not lines[last].strip() or lines[last].lstrip().startswith("#")):
         last -= 1
     start = sum(map(len, lines[:first]))
-    return _Edit(start, start + sum(map(len, lines[first : last + 1])), "")
+    return start, start + sum(map(len, lines[first : last + 1])), ""
 
 
 def _as_yaml(value: Any) -> str:
