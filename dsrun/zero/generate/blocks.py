@@ -6,7 +6,7 @@ A flat mapping holds them: the key's path, blocks joined by dots, to a `Reasoned
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.models.families import family_of
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.presets import PRESETS, SpeedPreset
@@ -69,13 +69,25 @@ class ConfigContext(NamedTuple):
 
 
 @cache
-def tables() -> dict[str, dict[str, dict[str, Any]]]:
-    return toml_beside(__file__, "fixed.toml")
+def tables() -> dict[str, Any]:
+    return toml_beside(__file__)
 
 
 def fixed(name: str) -> FlatConfig:
     """Keys whose values and reasons are always the same."""
     return {key: ReasonedValue(*row) for key, row in tables()["keys"][name].items()}
+
+
+def written(table: str, case: ConfigContext, **names: Any) -> FlatConfig:
+    """The keys of a table whose conditions hold, with their values and reasons."""
+    known = SubjectNames(case.spec, {}, speed=case.preset, trainer=case.trainer, **names)
+    flat: FlatConfig = {}
+    for row in tables()[table]:
+        key = row["key"]
+        if evaluate(row.get("when", "True"), known):
+            value = ReasonedValue(evaluate(row["value"], known), row["why"].format_map(known))
+            flat[key] = filled(key) if evaluate(row.get("auto", "False"), known) else value
+    return flat
 
 
 def filled(path: str) -> ReasonedValue:
@@ -143,79 +155,23 @@ def precision(case: ConfigContext) -> FlatConfig:
 
 
 def zero(case: ConfigContext) -> FlatConfig:
-    spec, preset = case.spec, case.preset
-    stage = spec.stage
+    spec, facts, stage = case.spec, case.facts, case.spec.stage
     flat = {f"{ZERO}.stage": ReasonedValue(stage, f"asked by --zero {stage}")}
     if stage == 0:
         return flat
-    named = f"preset {spec.preset}"
-    overlap = "a second buffer hides the reduction behind the backward pass"
-    if not preset.overlap_comm:
-        overlap = "no second buffer"
-    muon3 = spec.optimizer == "muon" and stage == 3
-    flat |= {
-        # None means on under ZeRO-3 and off below (overlap_comm_valid in deepspeed/runtime/zero/config.py).
-        f"{ZERO}.overlap_comm": ReasonedValue(
-            preset.overlap_comm, f"{named}: {overlap}; DeepSpeed's own default depends on the stage"
-        ),
-        f"{ZERO}.contiguous_gradients": ReasonedValue(True, "one buffer for gradients instead of many fragments"),
-        # deepspeed/runtime/zero/stage3.py raises "Muon and reduce scatter cannot be used together".
-        f"{ZERO}.reduce_scatter": ReasonedValue(
-            not muon3, "Muon needs whole gradients under ZeRO-3" if muon3 else "a rank needs only its share"
-        ),
-    }
-    return flat | _sizes(case) | _offload(case)
-
-
-def _sizes(case: ConfigContext) -> FlatConfig:
-    spec, facts = case.spec, case.facts
     width = facts.hidden_size
     basis = f"the model's width {width}" if width else f"a width of {presets.USUAL_WIDTH}, no --model was given"
     if width is None and not case.trainer:
         width = presets.USUAL_WIDTH
-    sizes = presets.sizes(spec.preset, width or presets.USUAL_WIDTH, facts.gpu)
-    bucket = sizes.reduce_bucket
     memory = f"{presets.memory_of(facts.gpu)} GiB of GPU memory"
+    sizes = presets.sizes(spec.preset, width or presets.USUAL_WIDTH, facts.gpu)
     sized = f"preset {spec.preset}, {basis}, {memory}"
-    key = f"{ZERO}.reduce_bucket_size"
-    flat = {key: ReasonedValue(bucket, sized) if width else filled(key)}
-    if spec.stage < 3:
-        # DeepSpeed wants a number here, and the Trainer does not fill this key.
-        number = bucket if width else presets.LARGEST_BUCKET
-        why = sized if width else "the Trainer does not fill this key; 200 million elements suit most models"
-        flat[f"{ZERO}.allgather_bucket_size"] = ReasonedValue(number, why)
-        offloaded = spec.offload_optimizer != "none"
-        flat[f"{ZERO}.round_robin_gradients"] = ReasonedValue(
-            offloaded,
-            "spreads the copies of gradients to the host over the ranks"
-            if offloaded
-            else "it only helps when gradients are copied to the host",
-        )
-        return flat
-    return flat | _zero3_sizes(case, sizes, sized, is_auto=not width)
-
-
-def _zero3_sizes(case: ConfigContext, sizes: presets.BufferSizes, sized: str, *, is_auto: bool) -> FlatConfig:
-    preset, named = case.preset, f"preset {case.spec.preset}"
-    live = ReasonedValue(
-        sizes.live,
-        f"{named}: {preset.live_share:.1%} of {presets.memory_of(case.facts.gpu)} GiB of GPU memory, two bytes each",
+    largest = presets.LARGEST_BUCKET
+    return (
+        flat
+        | written("zero", case, width=width, memory=memory, sizes=sizes, sized=sized, largest=largest)
+        | _offload(case)
     )
-    prefetch, persistence = f"{ZERO}.stage3_prefetch_bucket_size", f"{ZERO}.stage3_param_persistence_threshold"
-    ahead = ReasonedValue(sizes.prefetch, f"{preset.prefetch:g} of a bucket; {sized}")
-    whole = ReasonedValue(sizes.persistence, f"norms and biases stay whole; {sized}")
-    return {
-        f"{ZERO}.sub_group_size": ReasonedValue(
-            preset.sub_group, f"{named}: a smaller slice needs less memory in the step"
-        ),
-        prefetch: filled(prefetch) if is_auto else ahead,
-        persistence: filled(persistence) if is_auto else whole,
-        f"{ZERO}.stage3_max_live_parameters": live,
-        f"{ZERO}.stage3_max_reuse_distance": live,
-        f"{ZERO}.stage3_gather_16bit_weights_on_model_save": ReasonedValue(
-            True, "without it a ZeRO-3 checkpoint contains no weights that from_pretrained can load"
-        ),
-    }
 
 
 def _offload(case: ConfigContext) -> FlatConfig:

@@ -14,6 +14,7 @@ from dsrun.zero.generate.blocks import (
     moved,
     precision_of,
     tables,
+    written,
 )
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import ZeroSpec
@@ -202,20 +203,7 @@ def _top_rate(case: ConfigContext) -> ReasonedValue:
 
 def parallel(case: ConfigContext) -> FlatConfig:
     """What --sequence-parallel brings along."""
-    spec = case.spec
-    if spec.sequence_parallel == 1:
-        return {}
-    reduced = ReasonedValue("fp32", "sums over long sequences want fp32; written out because it depends on the release")
-    flat = {"seq_parallel_communication_data_type": reduced}
-    # Under the Trainer, accelerate builds the groups from TrainingArguments.parallelism_config; the key
-    # sequence_parallel_size would make zero.Init count fewer ranks than the Trainer's batch arithmetic
-    # (deepspeed/runtime/config.py, DeepSpeedConfig.__init__).
-    if not case.trainer and spec.gpus:
-        flat["sequence_parallel_size"] = ReasonedValue(spec.sequence_parallel, "asked by --sequence-parallel")
-        flat["data_parallel_size"] = ReasonedValue(
-            spec.gpus // spec.sequence_parallel, "--gpus divided by --sequence-parallel"
-        )
-    return flat
+    return written("parallel", case)
 
 
 def extras(case: ConfigContext) -> FlatConfig:
