@@ -16,13 +16,9 @@ from dsrun.zero.view import AUTO, FILLED, ZERO
 if TYPE_CHECKING:
     from dsrun.hardware.gpu_facts import GpuModel
 
-# What changed, and where: written out so that a file means the same under every release.
-MOVED = {
-    "gradient_clipping": "0 before DeepSpeed 0.19.3, 1.0 since",
-    "bf16.check_grad_overflow": "false before DeepSpeed 0.19.3, true since",
-    f"{ZERO}.offload_optimizer.pin_memory": "false before DeepSpeed 0.19.5, true since",
-    f"{ZERO}.offload_param.pin_memory": "false before DeepSpeed 0.19.5, true since",
-}
+
+MOVED: dict[str, str] = toml_beside(__file__)["moved"]
+"""Keys whose defaults have changed in DeepSpeed, and where."""
 
 
 class ReasonedValue(NamedTuple):
@@ -80,10 +76,11 @@ def fixed(name: str) -> FlatConfig:
 
 def written(table: str, case: ConfigContext, **names: Any) -> FlatConfig:
     """The keys of a table whose conditions hold, with their values and reasons."""
-    known = SubjectNames(case.spec, {}, speed=case.preset, trainer=case.trainer, **names)
+    more = {"speed": case.preset, "trainer": case.trainer, "moved": MOVED, "fills": FILLED, **names}
+    known = SubjectNames(case.spec, {}, **more)
     flat: FlatConfig = {}
     for row in tables()[table]:
-        key = row["key"]
+        key = row["key"].format_map(known)
         if evaluate(row.get("when", "True"), known):
             value = ReasonedValue(evaluate(row["value"], known), row["why"].format_map(known))
             flat[key] = filled(key) if evaluate(row.get("auto", "False"), known) else value
@@ -93,11 +90,6 @@ def written(table: str, case: ConfigContext, **names: Any) -> FlatConfig:
 def filled(path: str) -> ReasonedValue:
     """An "auto" that the Trainer fills."""
     return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
-
-
-def moved(path: str, why: str) -> str:
-    """The reason, with the history of a default that moved."""
-    return f"{why}; written out because the default was {MOVED[path]}"
 
 
 def precision_of(case: ConfigContext) -> ReasonedValue:
@@ -135,23 +127,10 @@ def _precision_on(gpu: "GpuModel", model_type: str | None) -> ReasonedValue:
 def precision(case: ConfigContext) -> FlatConfig:
     """bf16, fp16 and torch_autocast."""
     chosen, why = precision_of(case)
-    enabled = {each: AUTO if chosen == AUTO else chosen == each for each in ("bf16", "fp16")}
-    flat = {"bf16.enabled": ReasonedValue(enabled["bf16"], why)}
-    if enabled["bf16"]:
-        overflow = "bf16.check_grad_overflow"
-        flat[overflow] = ReasonedValue(True, moved(overflow, "an infinite gradient must not reach the weights"))
-    flat["fp16.enabled"] = ReasonedValue(enabled["fp16"], why)
-    if enabled["fp16"]:
-        flat |= fixed("fp16")
-    if case.spec.torch_autocast != "none":
-        flat |= {
-            "torch_autocast.enabled": ReasonedValue(True, "asked by --torch-autocast"),
-            "torch_autocast.dtype": ReasonedValue(
-                {"bf16": "bfloat16", "fp16": "float16"}[case.spec.torch_autocast],
-                "asked by --torch-autocast; without it autocast would choose",
-            ),
-        }
-    return flat
+    flat = written("precision", case, chosen=chosen, why=why)
+    flat |= fixed("fp16") if flat["fp16.enabled"].value else {}
+    autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(case.spec.torch_autocast)
+    return flat | written("torch_autocast", case, dtype=autocast)
 
 
 def zero(case: ConfigContext) -> FlatConfig:
@@ -175,39 +154,11 @@ def zero(case: ConfigContext) -> FlatConfig:
 
 
 def _offload(case: ConfigContext) -> FlatConfig:
-    flat: FlatConfig = {}
-    for name, place, buffers in (
-        ("offload_optimizer", case.spec.offload_optimizer, 4),
-        ("offload_param", case.spec.offload_param, 5),
-    ):
-        if place == "none":
-            continue
-        pinned = f"{ZERO}.{name}.pin_memory"
-        flat |= {
-            f"{ZERO}.{name}.device": ReasonedValue(place, f"asked by --{name.replace('_', '-')} {place}"),
-            pinned: _pinned(case, pinned),
-        }
-        if place == "nvme":
-            flat |= {
-                f"{ZERO}.{name}.nvme_path": ReasonedValue(case.spec.nvme_path, "asked by --nvme-path"),
-                f"{ZERO}.{name}.buffer_count": ReasonedValue(
-                    buffers,
-                    "Adam keeps four tensors a parameter: weight, gradient and two moments"
-                    if name == "offload_optimizer"
-                    else "DeepSpeed's own default, written out",
-                ),
-            }
-    if case.spec.offload_param == "nvme" and case.facts.largest:
-        size = presets.nvme_buffer(case.facts.largest, case.spec.gpus or 1)
-        if size > presets.NVME_PARAM_BUFFER:
-            why = "a rank's share of the model's largest parameter has to fit"
-            flat[f"{ZERO}.offload_param.buffer_size"] = ReasonedValue(size, f"{why}; DeepSpeed's default is 1e8")
+    spec, flat = case.spec, FlatConfig()
+    for part in ("offload_optimizer", "offload_param"):
+        flat |= written("offload", case, place=getattr(spec, part), part=part, flag=part.replace("_", "-"))
+    size = presets.nvme_buffer(case.facts.largest or 0, spec.gpus or 1)
+    if spec.offload_param == "nvme" and size > presets.NVME_PARAM_BUFFER:
+        why = "a rank's share of the model's largest parameter has to fit"
+        flat[f"{ZERO}.offload_param.buffer_size"] = ReasonedValue(size, f"{why}; DeepSpeed's default is 1e8")
     return flat
-
-
-def _pinned(case: ConfigContext, path: str) -> ReasonedValue:
-    pinned = case.spec.pin_memory
-    if pinned is not None:
-        return ReasonedValue(pinned, "asked by --pin-memory" if pinned else "asked by --no-pin-memory")
-    word = "copies overlap with computing" if case.preset.pin_memory else "the host may swap it out when it must"
-    return ReasonedValue(case.preset.pin_memory, moved(path, f"preset {case.spec.preset}: {word}"))

@@ -5,20 +5,18 @@ from typing import Any
 
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.blocks import (
-    MOVED,
     ConfigContext,
     FlatConfig,
     ReasonedValue,
     filled,
     fixed,
-    moved,
     precision_of,
     tables,
     written,
 )
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.view import AUTO, FILLED
+from dsrun.zero.view import AUTO
 
 # An orthogonal update times 0.2 · sqrt(width) moves weights as far as Adam's (Moonlight, arXiv 2502.16982, 2.2).
 MUON_SCALE = 0.2
@@ -29,28 +27,7 @@ SCHEDULERS = {"warmup": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "Warmup
 
 def batch(case: ConfigContext) -> FlatConfig:
     """The three batch sizes: auto, given, or as many as DeepSpeed needs to work out the rest."""
-    spec = case.spec
-    micro, steps = spec.micro_batch_size, spec.accumulation
-    total = spec.global_batch_size
-    if case.trainer:
-        sizes: dict[str, Any] = {
-            "train_batch_size": AUTO if total is None else total,
-            "train_micro_batch_size_per_gpu": micro or AUTO,
-            "gradient_accumulation_steps": steps or AUTO,
-        }
-        return {key: filled(key) if size == AUTO else ReasonedValue(size, "asked for") for key, size in sizes.items()}
-    flat: FlatConfig = {}
-    if total is not None:
-        # DeepSpeed counts every rank, those of one tensor-parallel group too (runtime/config.py, world_size).
-        ranks = f"; {spec.autotp} ranks that share the samples count {spec.autotp} times" if spec.autotp > 1 else ""
-        flat["train_batch_size"] = ReasonedValue(total * spec.autotp, f"samples per optimizer step{ranks}")
-    if micro is not None or total is None or steps is None:
-        why = "asked for" if micro else "one sample always fits; give --micro-batch-size"
-        flat["train_micro_batch_size_per_gpu"] = ReasonedValue(micro or 1, why)
-    if steps is not None or total is None:
-        why = "asked for" if steps else "no accumulation was asked for"
-        flat["gradient_accumulation_steps"] = ReasonedValue(steps or 1, why)
-    return flat
+    return written("batch", case)
 
 
 def steps_of(spec: ZeroSpec) -> int | None:
@@ -80,12 +57,7 @@ def accumulation(case: ConfigContext) -> FlatConfig:
 
 
 def clipping(case: ConfigContext) -> FlatConfig:
-    norm, path = case.spec.gradient_clipping, "gradient_clipping"
-    if norm is not None:
-        return {path: ReasonedValue(norm, f"asked by --gradient-clipping {norm:g}")}
-    if case.trainer:
-        return {path: ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}; {MOVED[path]}")}
-    return {path: ReasonedValue(1.0, moved(path, "what the training arguments have, too"))}
+    return written("clipping", case)
 
 
 def optimizer_of(case: ConfigContext) -> str | None:
@@ -161,44 +133,16 @@ def _muon(case: ConfigContext) -> FlatConfig:
 
 def scheduler(case: ConfigContext) -> FlatConfig:
     spec = case.spec
-    kind = spec.scheduler
+    kind, steps = spec.scheduler, spec.warmup_steps
     if kind is None and not case.trainer:
         kind = "linear" if spec.total_steps else "warmup"
     if kind in (None, "none") or spec.optimizer == "client":
         return {}
-    name = "scheduler.params."
-    why = f"asked by --scheduler {kind}" if spec.scheduler else "what follows from --total-steps, given or not"
-    flat: FlatConfig = {"scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], why)}
-    if kind != "warmup":
-        flat[name + "total_num_steps"] = _steps(case, "total_num_steps", spec.total_steps)
-    steps = spec.warmup_steps
     if steps is None and not case.trainer:
         steps = max(1, round(spec.total_steps * WARMUP_SHARE)) if spec.total_steps else WARMUP_STEPS
-    flat[name + "warmup_num_steps"] = _steps(case, "warmup_num_steps", steps)
-    if kind == "cosine":
-        flat |= fixed("cosine")
-    else:
-        flat[name + "warmup_min_lr"] = ReasonedValue(0, "the warm-up begins at 0")
-        flat[name + "warmup_max_lr"] = _top_rate(case)
-    return flat | fixed("warmup_type")
-
-
-def _steps(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
-    if value is None and case.trainer:
-        return filled(f"scheduler.params.{key}")
-    return ReasonedValue(value, "asked for, or 3% of --total-steps, or 100")
-
-
-def _top_rate(case: ConfigContext) -> ReasonedValue:
-    spec = case.spec
-    # WarmupLR takes the rates of the groups for None alone, and one number for all of them
-    # (deepspeed/runtime/lr_schedules.py, __init__ and _format_param).
-    if spec.optimizer == "muon" and (spec.muon_lr is not None or not case.trainer):
-        return ReasonedValue(None, "null keeps each group's own rate: a number would make Muon's and Adam's the same")
-    if spec.lr is None and case.trainer:
-        return filled("scheduler.params.warmup_max_lr")
     rate = usual(spec.optimizer, "lr") if spec.lr is None else spec.lr
-    return ReasonedValue(rate, "the learning rate")
+    names = {"kind": kind, "type": SCHEDULERS[kind or ""], "steps": steps, "rate": rate}
+    return written("scheduler", case, **names) | fixed("warmup_type")
 
 
 def parallel(case: ConfigContext) -> FlatConfig:
