@@ -3,7 +3,6 @@
 A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`.
 """
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from dsrun.hardware.gpu_facts import GpuModel
 
 
-MOVED: dict[str, str] = toml_beside(__file__)["moved"]
+TABLES = toml_beside(__file__)
+MOVED: dict[str, str] = TABLES["moved"]
 """Keys whose defaults have changed in DeepSpeed, and where."""
 
 
@@ -64,14 +64,9 @@ class ConfigContext(NamedTuple):
         return place in (self.spec.offload_optimizer, self.spec.offload_param)
 
 
-@cache
-def tables() -> dict[str, Any]:
-    return toml_beside(__file__)
-
-
 def fixed(name: str) -> FlatConfig:
     """Keys whose values and reasons are always the same."""
-    return {key: ReasonedValue(*row) for key, row in tables()["keys"][name].items()}
+    return {key: ReasonedValue(*row) for key, row in TABLES["keys"][name].items()}
 
 
 def written(table: str, case: ConfigContext, **names: Any) -> FlatConfig:
@@ -79,7 +74,7 @@ def written(table: str, case: ConfigContext, **names: Any) -> FlatConfig:
     more = {"speed": case.preset, "trainer": case.trainer, "moved": MOVED, "fills": FILLED, **names}
     known = SubjectNames(case.spec, {}, **more)
     flat: FlatConfig = {}
-    for row in tables()[table]:
+    for row in TABLES[table]:
         key = row["key"].format_map(known)
         if evaluate(row.get("when", "True"), known):
             value = ReasonedValue(evaluate(row["value"], known), row["why"].format_map(known))

@@ -5,13 +5,13 @@ from typing import Any
 
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.blocks import (
+    TABLES,
     ConfigContext,
     FlatConfig,
     ReasonedValue,
     filled,
     fixed,
     precision_of,
-    tables,
     written,
 )
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
@@ -80,7 +80,7 @@ def optimizer(case: ConfigContext) -> FlatConfig:
         why = "the program's own optimizer steps on the host, which DeepSpeed otherwise refuses"
         # Or _configure_optimizer of deepspeed/runtime/engine.py raises ZeRORuntimeException.
         return {"zero_force_ds_cpu_optimizer": ReasonedValue(False, why)}
-    row = tables()["optimizers"][kind]
+    row = TABLES["optimizers"][kind]
     name = row["name"]
     why = f"asked by --optimizer {kind}" if spec.optimizer else "the usual choice"
     if offloaded and spec.optimizer is None:
@@ -114,7 +114,7 @@ def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
 
 def usual(kind: str | None, key: str) -> Any:
     """The number for a setting that is neither given nor filled by the Trainer."""
-    return tables()["optimizers"].get(kind or "", tables()["optimizers"]["adamw"])["settings"][key]
+    return TABLES["optimizers"].get(kind or "", TABLES["optimizers"]["adamw"])["settings"][key]
 
 
 def _muon(case: ConfigContext) -> FlatConfig:
