@@ -50,13 +50,13 @@ def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     Raises UsageError, with file and line, for text that is not YAML, an unknown or doubled key, and a value
     that its flag does not take.
     """
-    with _opened(path, shown) as (loader, root):
+    with _composed(yaml_text(path, shown), shown) as (loader, root):
         return tuple(_from_root(loader, root, shown))
 
 
 def read_mapping(path: Path, shown: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The keys and values of a YAML file of another tool, and the line of each key. Raises as `read_run_file` does."""
-    with _opened(path, shown) as (loader, root):
+    with _composed(yaml_text(path, shown), shown) as (loader, root):
         if root is None or root.tag == NULL_TAG:
             return {}, {}
         lines = {key.value: _line(key) for key, _ in _pairs(root, shown, "the file")}
@@ -70,7 +70,7 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
     A scalar is one word as it stands in the file (`20:00:00` is not a number of minutes here); a list has several, and
     a mapping one `key=value` each. Keys without a value are left out. Raises UsageError as `read_run_file` does.
     """
-    with _opened(path, shown) as (_, root):
+    with _composed(yaml_text(path, shown), shown) as (_, root):
         sections = _pairs(root, shown, "the file") if root is not None and root.tag != NULL_TAG else []
         node = next((value for key, value in sections if key.value == section), None)
         if node is None or node.tag == NULL_TAG:
@@ -95,14 +95,8 @@ def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
 
 
 @contextmanager
-def _opened(path: Path, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
-    """The file's root node, and its loader; what is wrong with its YAML becomes a UsageError."""
-    with _composed(yaml_text(path, shown), shown) as found:
-        yield found
-
-
-@contextmanager
 def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
+    """The root node of a text, and its loader; what is wrong with its YAML becomes a UsageError."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -203,11 +197,10 @@ def read_mixture(value: Any, cwd: Path) -> dict[str, Any]:
     Raises UsageError, with file and line, for an unknown key, a value that its flag does not take, and sets that do not
     make a mixture.
     """
-    if isinstance(value, str):
-        with _opened(cwd / value, value) as (loader, root):
-            return _mixture(loader, root, value)
-    with _composed(json.dumps(value, ensure_ascii=False), "--mix") as (loader, root):
-        return _mixture(loader, root, "--mix")
+    shown = value if isinstance(value, str) else "--mix"
+    text = yaml_text(cwd / value, value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    with _composed(text, shown) as (loader, root):
+        return _mixture(loader, root, shown)
 
 
 def _mixture(loader: _Loader, node: yaml.Node | None, shown: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.data import InitData
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import InitAnswer, InitInterview, question
 from dsrun.cli.init.model import InitModel
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.preflight.data import lacks_template
@@ -50,14 +50,11 @@ def _with_asked_columns(interview: InitInterview, data: InitData, task: str, whe
     """A seq2seq model needs a source and a target; what a causal LM reads may be a text alone."""
     columns = [(name, _excerpt(value)) for name, value in data.row.items()]
     source = interview.answer(
-        InitQuestion(
-            flag="--text-column",
-            text="Which column holds the source text?"
-            if task == "seq2seq"
-            else "Which column holds the text, or prompt?",
-            check=lambda text: _check_column(text, data.row, "--text-column"),
+        question(
+            "--text-column",
+            lambda text: _check_column(text, data.row, "--text-column"),
+            text=f"Which column holds the {'source text' if task == 'seq2seq' else 'text, or prompt'}?",
             choices=columns,
-            needed="the name of a column",
         ),
         None,
     ).value
@@ -66,13 +63,12 @@ def _with_asked_columns(interview: InitInterview, data: InitData, task: str, whe
     if others or task == "seq2seq":
         may_lack = task != "seq2seq"
         answer = interview.answer(
-            InitQuestion(
-                flag="--summary-column",
-                text="Which column holds the answer to it?" if may_lack else "Which column holds the target text?",
-                check=lambda text: text if may_lack and text == NONE else _check_target(text, data.row, source),
+            question(
+                "--summary-column",
+                lambda text: text if may_lack and text == NONE else _check_target(text, data.row, source),
+                text=f"Which column holds the {'answer to it' if may_lack else 'target text'}?",
                 choices=[*others, (NONE, "the text stands alone")] if may_lack else others,
                 default=NONE if may_lack else None,
-                needed="the name of a column",
             ),
             None,
         ).value
@@ -107,14 +103,8 @@ def ask_chat_template(
     lacking = data.layout is not None and data.layout.is_chat and is_path(model.name) and lacks_template(folder)
     if not lacking and given["chat_template"] is None:
         return None
-    question = InitQuestion(
-        flag="--chat-template",
-        text="The tokenizer has no chat template for the conversations. Which one? A file, or chatml.",
-        check=_check_template,
-        default=CHAT_TEMPLATES[0],
-        why="the tokenizer has no chat template; ChatML is a common one",
-    )
-    return interview.answer(question, given["chat_template"])
+    asked = question("--chat-template", _check_template, default=CHAT_TEMPLATES[0])
+    return interview.answer(asked, given["chat_template"])
 
 
 def _check_template(name: str) -> str:

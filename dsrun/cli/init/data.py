@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import QUESTIONS, InitAnswer, InitInterview, question
 from dsrun.cli.init.model import InitModel
 from dsrun.demo.models import DEMO_LLAMA
 from dsrun.errors import UsageError, did_you_mean, nearest
@@ -19,12 +19,6 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.stderr import print_note
 
 DEMO = "demo"
-TASK_MEANINGS = (
-    ("seq2seq", "a target from a source: translation, summaries (T5, BART …)"),
-    ("causal-lm", "to continue text or to answer (Llama, Qwen …)"),
-    ("dpo", "to prefer one answer to another (columns chosen and rejected)"),
-    ("auto", "whatever the model's config says when the run starts"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +85,14 @@ def _training_data(
     choices = [(str(each.path), each.description(model.task)) for each in offered]
     choices = [demo, *choices] if model.is_demo else [*choices, demo]
     fit = [each for each in offered if each.layout(model.task)] or ([] if model.is_demo else offered)
-    question = InitQuestion(
-        flag="--train-file",
-        text="Which data to train on? A file (json, jsonl, csv, parquet, txt), a folder, or a dataset of the Hub.",
-        check=lambda text: _refuse_chats(_named(text, spec, model), model),
+    asked = question(
+        "--train-file",
+        lambda text: _refuse_chats(_named(text, spec, model), model),
         choices=choices,
         default=str(fit[0].path) if fit else DEMO if model.is_demo else None,
         why="found in this folder" if fit else "the demo's own data",
-        needed="a data file; or --dataset NAME for one of the Hub",
     )
-    return interview.answer(question, None)
+    return interview.answer(asked, None)
 
 
 def _refuse_chats(data: InitData, model: InitModel) -> InitData:
@@ -163,15 +155,8 @@ def ask_task(interview: InitInterview, given: dict[str, Any], model: InitModel, 
         default, why = "dpo", "as the data has chosen and rejected answers"
     if given["task"] is None and model.task is not None:
         return InitAnswer(default, why)
-    question = InitQuestion(
-        flag="--task",
-        text="What does the model learn?",
-        check=lambda text: _check_task(text, model),
-        choices=TASK_MEANINGS,
-        default=default,
-        why=why,
-    )
-    return interview.answer(question, given["task"])
+    asked = question("--task", lambda text: _check_task(text, model), default=default, why=why)
+    return interview.answer(asked, given["task"])
 
 
 def _by_name_and_columns(model: InitModel, data: InitData) -> tuple[str, str]:
@@ -183,7 +168,7 @@ def _by_name_and_columns(model: InitModel, data: InitData) -> tuple[str, str]:
 
 
 def _check_task(text: str, model: InitModel) -> str:
-    names = [name for name, _ in TASK_MEANINGS]
+    names = [name for name, _ in QUESTIONS["--task"]["choices"]]
     if text not in names:
         raise UsageError(f"--task {text} is not a task", fix=did_you_mean(text, names))
     if model.task is not None and text not in ("auto", model.task) and (text, model.task) != ("dpo", "causal-lm"):

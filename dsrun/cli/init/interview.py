@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import click
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.terminal.display import cells, padded, printable
 from dsrun.system.terminal.layout import fitted, terminal_width
@@ -52,6 +53,15 @@ class InitQuestion(Generic[T]):
     def name(self) -> str:
         """What stands before the cursor."""
         return self.flag.lstrip("-").replace("-", " ")
+
+
+QUESTIONS = toml_beside(__file__, "questions.toml")
+"""What is always the same of a question, by its flag."""
+
+
+def question(flag: str, check: Callable[[str], T], **more: Any) -> InitQuestion[T]:
+    """The question for an option, with what this run adds."""
+    return InitQuestion(flag=flag, check=check, **{**QUESTIONS[flag], **more})
 
 
 class InitInterview:

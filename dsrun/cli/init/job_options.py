@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion, question
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.findings.show import shown
@@ -61,21 +61,21 @@ class InitJob:
         least = partition.min_nodes if (partition := self.facts.partition(spec.partition)) else 1
         return spec if "nodes" in values else replace(spec, nodes=max(1, least))
 
-    def ask(self, interview: InitInterview, question: InitQuestion[str], given: dict[str, Any]) -> None:
+    def ask(self, interview: InitInterview, asked: InitQuestion[str], given: dict[str, Any]) -> None:
         """Add the answer to a question; one that the cluster would refuse is asked for again."""
-        name = question.flag[2:].replace("-", "_")
+        name = asked.flag[2:].replace("-", "_")
 
         def checked(text: str) -> str:
-            text = question.check(text)
+            text = asked.check(text)
             before = {finding.code for finding in self._errors(self.spec)}
             so_far = {key: each.value for key, each in self.answers.items()}
             for finding in self._errors(self._spec({**so_far, name: text})):
                 # An account is asked for after the partition that needs it.
-                if finding.where == question.flag or (finding.code not in before and finding.where != ACCOUNT):
-                    raise UsageError(f"{question.flag} {text}: {finding.message}", fix=finding.fix)
+                if finding.where == asked.flag or (finding.code not in before and finding.where != ACCOUNT):
+                    raise UsageError(f"{asked.flag} {text}: {finding.message}", fix=finding.fix)
             return text
 
-        self.answers[name] = interview.answer(replace(question, check=checked), given[name])
+        self.answers[name] = interview.answer(replace(asked, check=checked), given[name])
 
     def needs_account(self) -> bool:
         """Whether the partition does not take the user's default account."""
@@ -119,26 +119,20 @@ def _partition_question(facts: ClusterFacts | None, default: str | None) -> Init
         shown = f"{free} of {gpus} GPUs free" if gpus else "no GPUs"
         choices.append((each.name, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {shown}, {limit}"))
     is_default = facts is not None and default is not None and (found := facts.partition(default)) and found.default
-    return InitQuestion(
-        flag="--partition", text="Which partition?", check=str, counts=True, choices=choices, default=default,
-        why="the cluster's default" if is_default else "the first with GPUs that takes your jobs",
-        needed="the name of a partition: `dsrun cluster` lists them",
-    )  # fmt: skip
+    why = "the cluster's default" if is_default else "the first with GPUs that takes your jobs"
+    return question("--partition", str, choices=choices, default=default, why=why)
 
 
 def _account_question(facts: ClusterFacts | None) -> InitQuestion[str]:
     known = facts.accounting if facts else None
     mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
-    return InitQuestion(
-        flag=ACCOUNT, text="Which account pays? The partition does not take your default one.", check=str,
-        counts=True, choices=[(name, "") for name in mine], needed="one of your accounts",
-    )  # fmt: skip
+    return question(ACCOUNT, str, choices=[(name, "") for name in mine])
 
 
 def _nodes_question(partition: Partition | None) -> InitQuestion[str]:
     least = max(1, partition.min_nodes if partition else 1)
     why = "one is enough to begin with" if least == 1 else "the least that the partition takes"
-    return InitQuestion(flag="--nodes", text="How many nodes?", check=str, default=str(least), why=why)
+    return question("--nodes", str, default=str(least), why=why)
 
 
 def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> InitQuestion[str]:
@@ -152,11 +146,9 @@ def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> I
             )
     several = len({text.rpartition(":")[0] for text in kinds}) > 1
     default = next(iter(kinds)) if several else str(usual or 0) if facts else None
-    return InitQuestion(
-        flag="--gpus-per-node", text="How many GPUs of each node? 0 trains on CPUs.",
-        check=_check_gpus, counts=True, choices=list(kinds.items()) if several else (), default=default,
-        why="as its nodes have" if usual else "the partition has no GPUs", needed="a number, or TYPE:N",
-    )  # fmt: skip
+    why = "as its nodes have" if usual else "the partition has no GPUs"
+    choices = list(kinds.items()) if several else ()
+    return question("--gpus-per-node", _check_gpus, choices=choices, default=default, why=why)
 
 
 def _check_gpus(text: str) -> str:
@@ -169,7 +161,4 @@ def _time_question(partition: Partition | None, *, is_demo: bool) -> InitQuestio
     limit = partition.time_limit if partition else NO_LIMIT
     default = min(limit, DEMO_TIME_S if is_demo else LONGEST_DEFAULT_S)
     why = "the demo takes minutes" if is_demo else "an unfinished job is requeued and resumes from its checkpoint"
-    return InitQuestion(
-        flag="--time", text="How long may the job take? Hours as 8:00:00, days as 2-00:00:00.", check=str,
-        default=clock(default), why=why,
-    )  # fmt: skip
+    return question("--time", str, default=clock(default), why=why)

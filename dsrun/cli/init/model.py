@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.found import SHOWN, cached_models, model_folders
-from dsrun.cli.init.interview import InitInterview, InitQuestion
-from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
+from dsrun.cli.init.interview import QUESTIONS, InitInterview, question
+from dsrun.demo.models import DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import other_sources
 from dsrun.models.families import SEQ2SEQ, model_type_of
@@ -19,11 +19,6 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
-
-DEMOS = (
-    (DEMO_T5, "a tiny T5 with its own data, to try everything: minutes on a CPU"),
-    (DEMO_LLAMA, "a tiny Llama with its own data"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +60,14 @@ def ask_model(interview: InitInterview, given: dict[str, Any]) -> InitModel:
     """Ask for the model, and look at its config where that is on this machine."""
     local = [*model_folders(Path.cwd()), *islice(cached_models(os.environ), SHOWN)][:SHOWN]
     scratch = bool(given["from_scratch"])
-    question = InitQuestion(
-        flag="--model",
-        text="Which model? A local folder, a name on the Hub, or a demo.",
-        check=lambda text: _check(text, from_scratch=scratch),
-        choices=(*local, *DEMOS),
+    asked = question(
+        "--model",
+        lambda text: _check(text, from_scratch=scratch),
+        choices=[*local, *QUESTIONS["--model"]["choices"]],
         default=local[0][0] if local else DEMO_T5,
         why=f"found: {local[0][1]}" if local else "the demo, as no model is in this folder or in the Hub's cache",
-        needed="a folder, a Hub name, demo-t5 or demo-llama",
-        named=True,
     )
-    found = interview.answer(question, given["model"])
+    found = interview.answer(asked, given["model"])
     name, config = found.value
     if not scratch and name not in TASKS and is_path(name) and not has_weights(Path(name).expanduser()):
         scratch = True

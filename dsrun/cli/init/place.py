@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shutil import which
 from typing import Any
 
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import InitAnswer, InitInterview, question
 from dsrun.cli.init.job_options import OPTIONS, ask_job
 from dsrun.errors import UsageError
 from dsrun.machine.gpus import LocalGpu, visible_gpus
@@ -52,15 +52,10 @@ def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool)
     if chosen is None and facts is None:
         return _this_machine(gpus, "there is no SLURM cluster here")
     if chosen is None:
-        question = InitQuestion(
-            flag="--slurm",
-            text="Where does it run?",
-            check=_check_place,
-            choices=((HERE, f"this machine: {_described(gpus)}"), (SLURM, "a SLURM job")),
-            default=HERE if gpus else SLURM,
-            why="this machine has GPUs" if gpus else "sbatch is here, and this machine has no GPU",
-        )
-        answered = interview.answer(question, None)
+        choices = ((HERE, f"this machine: {_described(gpus)}"), (SLURM, "a SLURM job"))
+        why = "this machine has GPUs" if gpus else "sbatch is here, and this machine has no GPU"
+        asked = question("--slurm", _check_place, choices=choices, default=HERE if gpus else SLURM, why=why)
+        answered = interview.answer(asked, None)
         chosen, source = answered.value, answered.source
     else:
         source = "as --no-slurm says" if chosen == HERE else "as --slurm says"

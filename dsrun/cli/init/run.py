@@ -9,7 +9,7 @@ import click
 
 from dsrun.cli.init.columns import ask_chat_template, with_columns
 from dsrun.cli.init.data import ask_data, ask_task
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import InitAnswer, InitInterview, question
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
 from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, commands, plan_command, render_run_yaml
@@ -85,14 +85,7 @@ def _ask(interview: InitInterview, given: dict[str, Any]) -> RunYamlAnswers:
 
 
 def _ask_output(interview: InitInterview, given: dict[str, Any], model: str) -> InitAnswer[str]:
-    question = InitQuestion(
-        flag="--output",
-        text="Into which folder?",
-        check=_check_output,
-        default=_free_folder(model),
-        why="the model's name; the same command resumes from its newest checkpoint",
-    )
-    return interview.answer(question, given["output"])
+    return interview.answer(question("--output", _check_output, default=_free_folder(model)), given["output"])
 
 
 def _free_folder(model: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.cli.init.data import InitData
-from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.interview import QUESTIONS, InitAnswer, InitInterview, question
 from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import TrainingPlace
 from dsrun.demo.models import DEFAULTS
@@ -138,25 +138,13 @@ class _Planner:
 
 
 def _ask_preset(interview: InitInterview, given: dict[str, Any]) -> InitAnswer[str]:
-    words = {
-        "conservative": "for long samples and a first try",
-        "balanced": "leaves room for what is estimated",
-        "aggressive": "fast, and may run out of memory",
-    }
-    question = InitQuestion(
-        flag="--preset",
-        text="How full may a GPU's memory get?",
-        check=lambda text: _one_of(text, "--preset", list(SHARES)),
-        choices=[(name, f"{share:.0%}: {words[name]}") for name, share in SHARES.items()],
-        default="balanced",
-        why="leaves room for what is estimated",
-    )
-    return interview.answer(question, given["preset"])
+    choices = [(name, f"{SHARES[name]:.0%}: {what}") for name, what in QUESTIONS["--preset"]["choices"]]
+    return interview.answer(question("--preset", _check_preset, choices=choices), given["preset"])
 
 
-def _one_of(text: str, flag: str, known: list[str]) -> str:
-    if text not in known:
-        raise UsageError(f"{flag} {text} is not one of {', '.join(known)}", fix=did_you_mean(text, known))
+def _check_preset(text: str) -> str:
+    if text not in SHARES:
+        raise UsageError(f"--preset {text} is not one of {', '.join(SHARES)}", fix=did_you_mean(text, SHARES))
     return text
 
 
@@ -168,16 +156,9 @@ def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner
     if full.refused and small.refused and given["lora"] is None:
         raise FindingsError(f"{model.name}: {full.refused.message}", fix=full.refused.fix)
     default, why = _lora_default(model, planner.place, full, small)
-    question = InitQuestion(
-        flag="--lora",
-        text="Train all weights, or LoRA adapters? Adapters need far less memory.",
-        check=lambda text: _check_rank(text, planner),
-        counts=True,
-        choices=((FULL, f"all weights{full.offer}"), (str(ADVISED_RANK), f"LoRA of this rank{small.offer}")),
-        default=default,
-        why=why,
-    )
-    return interview.answer(question, given["lora"])
+    choices = ((FULL, f"all weights{full.offer}"), (str(ADVISED_RANK), f"LoRA of this rank{small.offer}"))
+    asked = question("--lora", lambda text: _check_rank(text, planner), choices=choices, default=default, why=why)
+    return interview.answer(asked, given["lora"])
 
 
 def _lora_default(model: InitModel, place: TrainingPlace, full: PlannedChoice, small: PlannedChoice) -> tuple[str, str]:
@@ -218,15 +199,12 @@ def _ask_batch(interview: InitInterview, given: dict[str, Any], planner: _Planne
     elif data.rows is not None and data.rows < MANY_ROWS:
         usual, why = SMALL_BATCH, f"small, as the data has about {data.rows:,} row{'s' * (data.rows != 1)}"
     default = -(-usual // place.world) * place.world
-    more = f" A multiple of {place.world}." if place.world > 1 else ""
-    question = InitQuestion(
-        flag="--global-batch-size",
-        text=f"How many samples per optimizer step, over all GPUs?{more}",
-        check=lambda text: _check_batch(text, planner, lora),
-        default=str(default),
-        why=why,
+    asked = question(
+        "--global-batch-size", lambda text: _check_batch(text, planner, lora), default=str(default), why=why
     )
-    return interview.answer(question, given["global_batch_size"])
+    if place.world > 1:
+        asked = replace(asked, text=f"{asked.text} A multiple of {place.world}.")
+    return interview.answer(asked, given["global_batch_size"])
 
 
 def _check_batch(text: str, planner: _Planner, lora: int) -> int:

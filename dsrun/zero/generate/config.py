@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -16,7 +17,7 @@ from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.zero.generate import training_blocks
-from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
+from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, written, zero
 from dsrun.zero.generate.flag_rules import check_flags
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, from_offload, given
 from dsrun.zero.lint.config_check import check as lint
@@ -120,14 +121,14 @@ def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
 
 # The order of the blocks is that in which a reader asks: how much, how exact, how sharded, how updated.
 WRITERS = (
-    training_blocks.batch,
-    training_blocks.clipping,
+    partial(written, "batch"),
+    partial(written, "clipping"),
     precision,
     training_blocks.accumulation,
     zero,
     training_blocks.optimizer,
     training_blocks.scheduler,
-    training_blocks.parallel,
+    partial(written, "parallel"),
     training_blocks.extras,
 )
 

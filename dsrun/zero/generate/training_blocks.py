@@ -25,11 +25,6 @@ WARMUP_SHARE = 0.03
 SCHEDULERS = {"warmup": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}
 
 
-def batch(case: ConfigContext) -> FlatConfig:
-    """The three batch sizes: auto, given, or as many as DeepSpeed needs to work out the rest."""
-    return written("batch", case)
-
-
 def steps_of(spec: ZeroSpec) -> int | None:
     """Accumulation steps: as given, or as the batch sizes and the GPUs make them; None where they are not known."""
     sizes = (spec.global_batch_size, spec.micro_batch_size, spec.gpus)
@@ -54,10 +49,6 @@ def accumulation(case: ConfigContext) -> FlatConfig:
     memory = memory_of_sum(case.facts.parameters, spec.gpus, spec.offload_optimizer)
     why = f"{steps} gradients are summed, and a bf16 sum is off by {error_after(steps)} (measured); takes {memory}"
     return {path: ReasonedValue("fp32", why)}
-
-
-def clipping(case: ConfigContext) -> FlatConfig:
-    return written("clipping", case)
 
 
 def optimizer_of(case: ConfigContext) -> str | None:
@@ -143,11 +134,6 @@ def scheduler(case: ConfigContext) -> FlatConfig:
     rate = usual(spec.optimizer, "lr") if spec.lr is None else spec.lr
     names = {"kind": kind, "type": SCHEDULERS[kind or ""], "steps": steps, "rate": rate}
     return written("scheduler", case, **names) | fixed("warmup_type")
-
-
-def parallel(case: ConfigContext) -> FlatConfig:
-    """What --sequence-parallel brings along."""
-    return written("parallel", case)
 
 
 def extras(case: ConfigContext) -> FlatConfig:
