@@ -1,6 +1,5 @@
 """`dsrun import`: the file of axolotl, LLaMA-Factory or TRL as a run.yaml."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,12 +63,4 @@ def _lines(found: ImportedRun, file: str) -> Iterator[str]:
             yield f"\n{section}:"
         for key, value in entries.items():
             why = found.why.get(next((name for name, of in ZERO.items() if of == key), key), "")
-            yield f"  {key}: {_text(value)}{f'  # {printable(why)}' if why else ''}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return scalar(tuple(value))
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else scalar(value)
+            yield f"  {key}: {scalar(value)}{f'  # {printable(why)}' if why else ''}"

@@ -88,11 +88,13 @@ def scalar(value: object) -> str:
     """A value as YAML reads it back, whatever is in it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple | list):
         texts = [scalar(each) for each in value]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
+    if isinstance(value, int | float) or (_PLAIN.fullmatch(text) and text.lower() not in _RESERVED):
         return text
     return json.dumps(text, ensure_ascii=False)
 
