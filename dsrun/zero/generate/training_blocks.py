@@ -64,33 +64,12 @@ def optimizer_of(case: ConfigContext) -> str | None:
 def optimizer(case: ConfigContext) -> FlatConfig:
     """The optimizer block and what belongs to it."""
     spec, kind = case.spec, optimizer_of(case)
-    offloaded = spec.offload_optimizer != "none"
-    if kind is None:
-        if not offloaded:
-            return {}
-        why = "the program's own optimizer steps on the host, which DeepSpeed otherwise refuses"
-        # Or _configure_optimizer of deepspeed/runtime/engine.py raises ZeRORuntimeException.
-        return {"zero_force_ds_cpu_optimizer": ReasonedValue(False, why)}
-    row = TABLES["optimizers"][kind]
-    name = row["name"]
-    why = f"asked by --optimizer {kind}" if spec.optimizer else "the usual choice"
-    if offloaded and spec.optimizer is None:
-        why = "DeepSpeed's vectorised CPU Adam, for states in host memory"
-    flat = {"optimizer.type": ReasonedValue(name, why)}
-    for key in row["settings"]:
-        flat[f"optimizer.params.{key}"] = _setting(case, kind, key)
-    if kind == "adam":
-        # ADAM_W_MODE_DEFAULT in deepspeed/runtime/config.py.
-        flat["optimizer.params.adam_w_mode"] = ReasonedValue(False, 'DeepSpeed\'s "Adam" is AdamW by default')
-    if kind in ("adam", "adamw", "muon") and not offloaded:
-        flat |= fixed("torch_adam")
-    if kind == "muon":
-        flat |= _muon(case)
-    # Or an assertion of DeepSpeedEngine._do_optimizer_sanity_check fails.
-    if row.get("untested") and spec.stage:
-        why = f"DeepSpeed has not tested {name} under ZeRO and wants this said"
-        flat["zero_allow_untested_optimizer"] = ReasonedValue(True, why)
-    return flat
+    row = TABLES["optimizers"].get(kind, {})
+    width = case.facts.hidden_size or presets.USUAL_WIDTH
+    rate = float(f"{(spec.lr or usual('muon', 'lr')) * MUON_SCALE * sqrt(width):.1e}")
+    names = {"kind": kind, "row": row, "offloaded": spec.offload_optimizer != "none", "width": width, "rate": rate}
+    settings = {f"optimizer.params.{key}": _setting(case, kind or "", key) for key in row.get("settings", ())}
+    return written("optimizer", case, **names) | settings | written("beside_settings", case, **names)
 
 
 def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
@@ -106,20 +85,6 @@ def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
 def usual(kind: str | None, key: str) -> Any:
     """The number for a setting that is neither given nor filled by the Trainer."""
     return TABLES["optimizers"].get(kind or "", TABLES["optimizers"]["adamw"])["settings"][key]
-
-
-def _muon(case: ConfigContext) -> FlatConfig:
-    spec = case.spec
-    flat = fixed("muon")
-    rate = spec.muon_lr
-    why = "asked by --muon-lr"
-    if rate is None and not case.trainer:
-        width = case.facts.hidden_size or presets.USUAL_WIDTH
-        rate = float(f"{(spec.lr or usual('muon', 'lr')) * MUON_SCALE * sqrt(width):.1e}")
-        why = f"0.2 · sqrt({width}) times the learning rate: Muon's updates then move weights as far as Adam's"
-    if rate is not None:
-        flat["optimizer.params.muon_lr"] = ReasonedValue(rate, why)
-    return flat
 
 
 def scheduler(case: ConfigContext) -> FlatConfig:
