@@ -1,6 +1,6 @@
 """The blocks of the configuration, each value with the reason for it.
 
-A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`.
+A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`. Most are rows of blocks.toml.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +14,6 @@ from dsrun.zero.view import AUTO, FILLED, ZERO
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpu_facts import GpuModel
-
 
 TABLES = toml_beside(__file__)
 MOVED: dict[str, str] = TABLES["moved"]
