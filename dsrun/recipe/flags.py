@@ -72,8 +72,8 @@ class RecipeFlag:
 
     @property
     def value_text(self) -> str:
-        """What follows the flag: its choices, its placeholder, or nothing for a switch."""
-        if self.choices is not None:
+        """What follows the flag: its placeholder, its choices, or nothing for a switch."""
+        if self.choices is not None and self.metavar is None:
             return "|".join(self.choices)
         if self.kind == "bool":
             return ""
