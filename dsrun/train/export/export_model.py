@@ -33,6 +33,7 @@ from dsrun.train.export.whole import (
     copy_card,
     copy_companions,
     put_together,
+    set_dtype,
     text_weights,
     whole_config,
 )
@@ -206,9 +207,9 @@ class _Job:
         if whole is None:
             self._write(weights)
             return
-        made = put_together(weights, whole.folder, whole.keys)
-        self._write(made.weights)
-        check_copies(made, self.folder)
+        weights, copied = put_together(weights, whole.folder, whole.keys)
+        self._write(weights)
+        check_copies(copied, self.folder)
         copy_companions(whole.folder, self.folder)
 
     @property
@@ -241,9 +242,7 @@ class _Job:
         if vocabulary is not None:
             holder = config if "vocab_size" in config else config.setdefault("text_config", {})
             holder["vocab_size"] = vocabulary
-        dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+        set_dtype(config, weights)
         write_json_atomic(self.folder / "config.json", config)
 
     def _verify(

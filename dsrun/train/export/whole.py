@@ -3,11 +3,10 @@
 What was trained replaces the tensors of the same names; all others are copied byte for byte, one at a time.
 """
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.weight_files import ExportWeight, tensor_bytes, write_weights
 from dsrun.train.export.weights import stored_weights
 from dsrun.train.model.text_part import TextKeys, text_config
-from dsrun.train.model.zero3 import outside_zero3
 
 SHARD = 5 * 10**9
 WEIGHTS = "model*.safetensors"
@@ -38,17 +36,12 @@ COMPANIONS = (
 NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
 
 
-@dataclass(frozen=True)
-class WholeModel:
-    """The tensors of a whole model, in the order of the base's files; those named in `copied` are the base's own."""
-
-    weights: list[ExportWeight]
-    copied: dict[str, ExportWeight]
-
-
-def put_together(tuned: Sequence[ExportWeight], base: Path, keys: TextKeys) -> WholeModel:
-    """The tensors of the model in `base` with those of its text model replaced. Raises ToolError for a tuned one that
-    has no place there: the whole would then hold both it and what it was made of."""
+def put_together(
+    tuned: Sequence[ExportWeight], base: Path, keys: TextKeys
+) -> tuple[list[ExportWeight], dict[str, ExportWeight]]:
+    """The tensors of the model in `base` with those of its text model replaced, in the order of the base's files; and
+    by name those of them that are the base's own. Raises ToolError for a tuned one that has no place there: the whole
+    would then hold both it and what it was made of."""
     stored = {weight.name: weight for weight in stored_weights(base, WEIGHTS)}
     if not stored:
         raise UsageError(f"{base} has no safetensors files")
@@ -61,7 +54,7 @@ def put_together(tuned: Sequence[ExportWeight], base: Path, keys: TextKeys) -> W
         if weight.shape[1:] != stored[name].shape[1:] or weight.shape[:1] < stored[name].shape[:1]:
             raise ToolError(f"{name} has shape {list(weight.shape)}, in {base} {list(stored[name].shape)}")
     weights = [replace(found[name], name=name) if name in found else each for name, each in stored.items()]
-    return WholeModel(weights, {name: each for name, each in stored.items() if name not in found})
+    return weights, {name: each for name, each in stored.items() if name not in found}
 
 
 def text_weights(stored: Sequence[ExportWeight], keys: TextKeys) -> list[ExportWeight]:
@@ -80,10 +73,15 @@ def whole_config(text: Mapping[str, Any], base: Path, weights: Sequence[ExportWe
     changed = {name: value for name, value in after.items() if name not in NOT_OF_MODEL and before.get(name) != value}
     config["text_config"] = {**(config.get("text_config") or {}), **changed}
     config |= {name: value for name, value in changed.items() if name in config}
+    set_dtype(config, weights)
+    return config
+
+
+def set_dtype(config: dict[str, Any], weights: Iterable[ExportWeight]) -> None:
+    """Put the weights' dtype, in which from_pretrained loads them, into the content of a config.json."""
     dtypes = {weight.dtype for weight in weights if weight.dtype.is_floating_point}
     config.pop("torch_dtype", None)
     config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
-    return config
 
 
 def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: Callable[[], None]) -> None:
@@ -91,42 +89,25 @@ def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: C
     where it does not hold what it should, and OSError."""
     folder.mkdir(parents=True)
     tuned = stored_weights(text, WEIGHTS)
-    whole = put_together(tuned, base, keys)
-    write_weights(whole.weights, folder, limit=SHARD, beat=beat)
+    weights, copied = put_together(tuned, base, keys)
+    write_weights(weights, folder, limit=SHARD, beat=beat)
     copy_companions(base, folder)
     copy_companions(text, folder)
     config = whole_config(parse_json((text / "config.json").read_text()), base, tuned)
     write_json_atomic(folder / "config.json", config)
-    check_copies(whole, folder, beat=beat)
-    check_class(folder, base)
+    check_copies(copied, folder, beat=beat)
 
 
-def check_copies(whole: WholeModel, folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
+def check_copies(
+    copied: Mapping[str, ExportWeight], folder: Path, *, beat: Callable[[], None] = lambda: None
+) -> None:
     """Raise ToolError where a tensor that was copied to `folder` has other bytes than the base's."""
     for weight in stored_weights(folder, WEIGHTS):
-        original = whole.copied.get(weight.name)
-        if original is not None and _hash(weight) != _hash(original):
-            raise ToolError(f"{weight.name} in {folder} differs from the base's: the disk is failing")
+        if weight.name in copied:
+            written, own = (tensor_bytes(each.read(), each.dtype) for each in (weight, copied[weight.name]))
+            if written != own:
+                raise ToolError(f"{weight.name} in {folder} differs from the base's: the disk is failing")
         beat()
-
-
-def _hash(weight: ExportWeight) -> str:
-    return hashlib.sha256(tensor_bytes(weight.read(), weight.dtype)).hexdigest()
-
-
-def check_class(folder: Path, base: Path) -> None:
-    """Raise ToolError where the class that the base is of finds other differences in `folder` than in the base."""
-    found, known = (_differences(each) for each in (folder, base))
-    for what, names in found.items():
-        if new := sorted(names - known[what]):
-            raise ToolError(f"the whole model has {what.replace('_', ' ')}: {new[0]}")
-
-
-def _differences(folder: Path) -> dict[str, set[str]]:
-    with outside_zero3():
-        # On this device names and shapes alone are read.
-        _, info = class_of(folder).from_pretrained(folder, device_map="meta", output_loading_info=True)
-    return {what: {str(each) for each in info[what]} for what in ("missing_keys", "unexpected_keys", "mismatched_keys")}
 
 
 def class_of(folder: Path) -> Any:

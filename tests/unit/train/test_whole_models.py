@@ -157,12 +157,12 @@ def test_tensor_without_a_place_and_changed_copy_are_refused(tmp_path):
     from dsrun.train.export.weights import stored_weights
 
     tuned = stored_weights(tmp_path / "text", SINGLE)
-    made = put_together(tuned, base, model.whole.keys)
-    check_copies(made, to)
-    name = next(iter(made.copied))
-    made.copied[name] = made.copied[sorted(made.copied)[-1]]
+    _, copied = put_together(tuned, base, model.whole.keys)
+    check_copies(copied, to)
+    name = next(iter(copied))
+    copied[name] = copied[sorted(copied)[-1]]
     with pytest.raises(ToolError, match="disk is failing"):
-        check_copies(made, to)
+        check_copies(copied, to)
     with pytest.raises(ToolError, match="which was trained"):
         put_together(tuned, base, TextKeys([("model.", "elsewhere.")]))
 
