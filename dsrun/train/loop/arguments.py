@@ -70,23 +70,8 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     if world.device == "cpu" and plan.deepspeed is None:
         # Without it accelerate takes MPI on CPUs where torch was built with it (state.py).
         values["ddp_backend"] = "gloo"
-    if values.get("parallelism_config"):
-        raise UsageError(
-            "--parallelism_config: dsrun train is data parallel; it splits neither sequences nor tensors",
-            fix="leave it out; --zero 3 shards a model over all GPUs",
-        )
-    if values.get("train_sampling_strategy") == "batch_rebalance":
-        raise UsageError(
-            "--train_sampling_strategy batch_rebalance would change which samples form a global batch",
-            fix="use group_by_length, which saves padding too",
-        )
     if spec.num_beams:
         values["generation_num_beams"] = spec.num_beams
-    if values.get("auto_find_batch_size"):
-        raise UsageError(
-            "--auto-find-batch-size changes the global batch without notice",
-            fix="use --micro-batch-size auto, which keeps it",
-        )
     of_loss = {"dpo": dpo.METRICS, "distill": distill.METRICS}.get(spec.task, ("perplexity",))
     of_plugin = plan.plugin.plugin.metric_names if plan.plugin else ()
     _check_metric(values, of_loss, of_plugin, sets_of(validation))
@@ -147,12 +132,6 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     if not load_best and not best_alone:
         return better if given.get("metric_for_best_model") else {}
     strategy = given.get("eval_strategy") or (not best_alone and given.get("save_strategy")) or "epoch"
-    for flag in ("eval_strategy", "save_strategy"):
-        if given.get(flag) == "no":
-            raise UsageError(
-                f"--{flag} no: early stopping and the best checkpoint need evaluations and checkpoints",
-                fix=f"use --{flag} epoch, or steps",
-            )
     return {
         "load_best_model_at_end": load_best,
         "metric_for_best_model": metric,
@@ -203,11 +182,6 @@ def check_arguments(
     _try_noise(arguments, model)
     if arguments.use_liger_kernel and not is_liger_kernel_available():
         raise MissingError("--use_liger_kernel: liger-kernel is not installed", fix="pip install liger-kernel")
-    if arguments.use_liger_kernel and arguments.label_smoothing_factor:
-        raise UsageError(
-            "--use_liger_kernel: its fused loss knows no label smoothing",
-            fix="leave out one of --use_liger_kernel and --label-smoothing-factor",
-        )
 
 
 @contextmanager
