@@ -28,6 +28,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.distributed import acquire_lock
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.checkpoint import plain
 from dsrun.train.checkpoint.layout import (
     OPTIMIZER_STATE,
@@ -89,7 +90,8 @@ def adapt(
     if change == "none" or (change == "order" and not built):
         order = {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
         return AdaptedCheckpoint(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
-    _refuse_impossible(checkpoint, saved, layout)
+    as_saved = f"--nproc {saved.world_size} --zero {saved.stage}"
+    refuse("convert", checkpoint=checkpoint, saved=saved, layout=layout, as_saved=as_saved)
     if layout.stage and built and layout.round_robin:
         raise ToolError(f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on")
     folder = run / CONVERTED / (checkpoint.name if layout.stage else f"{checkpoint.name}-plain")
@@ -110,29 +112,6 @@ def adapt(
     return AdaptedCheckpoint(folder, checkpoint, deepspeed=changes, reseed=True, converted=bool(layout.stage))
 
 
-def _refuse_impossible(checkpoint: Path, saved: CheckpointLayout, layout: CheckpointLayout) -> None:
-    nvme = " --offload nvme" if saved.nvme else ""
-    as_saved = f"--nproc {saved.world_size} --zero {saved.stage}{nvme}"
-    if saved.nvme or layout.nvme:
-        which = "was saved with" if saved.nvme else "would be loaded into"
-        raise UsageError(
-            f"{checkpoint} {which} NVMe offload, and DeepSpeed cannot convert"
-            f" between {saved.description} and {layout.description}",
-            fix=f"resume with {as_saved}" if saved.nvme else f"use --offload cpu, or {as_saved}",
-        )
-    for each in (saved, layout):
-        if each.stage == 0 and each.engine:
-            raise UsageError(
-                f"{checkpoint}: DeepSpeed at stage 0 has no way from or to {saved.description}", fix=f"use {as_saved}"
-            )
-    if layout.own_scheduler != saved.own_scheduler:
-        who = "DeepSpeed's own" if saved.own_scheduler else "the Trainer's"
-        raise UsageError(
-            f"{checkpoint} was saved with {who} learning-rate schedule, and this run uses the other one",
-            fix="keep the scheduler block of the DeepSpeed configuration as it was",
-        )
-
-
 def _convert(
     checkpoint: Path,
     saved: CheckpointLayout,
@@ -149,11 +128,8 @@ def _convert(
         shutil.rmtree(old, ignore_errors=True)
     source: CheckpointSource = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, groups)
     if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
-        raise UsageError(
-            f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
-            f" AdamW's states can be resumed under {layout.description}",
-            fix="use --zero 1 or 2, or the number of ranks and the stage of before",
-        )
+        states = ", ".join(source.states) or "no state per weight"
+        raise refusal("checkpoint.states", checkpoint=checkpoint, states=states, layout=layout.description)
     _check_room(source, folder.parent)
     work.mkdir()
     try:
@@ -179,11 +155,7 @@ def _check_room(source: CheckpointSource, folder: Path) -> None:
     needed = 4 * elements * (1 + len(source.states))
     free = disk_free(folder)
     if free < needed:
-        raise UsageError(
-            f"resuming on another number of ranks takes {size_text(needed)} in {folder} for a converted"
-            f" checkpoint, and {size_text(free)} are free",
-            fix="free some space, or resume with the ranks and the ZeRO stage it was saved with",
-        )
+        raise refusal("checkpoint.no_room", needed=size_text(needed), folder=folder, free=size_text(free))
 
 
 def fingerprint(checkpoint: Path) -> str:

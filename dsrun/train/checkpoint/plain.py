@@ -17,6 +17,7 @@ from transformers import Trainer
 
 from dsrun.errors import UsageError
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.weight_files import ExportWeight, read_weights, write_file
 from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.model.adapters import new_tokens, select_trained
@@ -67,19 +68,13 @@ class PlainCheckpoint:
         self.param_groups: list[dict[str, Any]] = saved["param_groups"]
         counts = [len(group["params"]) for group in self.param_groups]
         if counts != [len(group) for group in groups]:
-            raise UsageError(
-                f"{checkpoint}: its optimizer has groups of {counts} parameters, this model's of"
-                f" {[len(group) for group in groups]}",
-                fix="resume with --zero 0, as it was saved",
-            )
+            wanted = [len(group) for group in groups]
+            raise refusal("checkpoint.groups", checkpoint=checkpoint, counts=counts, wanted=wanted)
         self._numbers = {name: i for i, name in enumerate(name for group in groups for name in group)}
         for name, number in self._numbers.items():
             # Another optimizer, or a parameter that no batch has reached yet.
             if not self._states.get(number, {}).keys() >= set(ADAM_STATES):
-                raise UsageError(
-                    f"{checkpoint}: its optimizer has no Adam states for {name}, so it cannot be resumed under ZeRO",
-                    fix="resume with --zero 0, as it was saved",
-                )
+                raise refusal("checkpoint.no_adam", checkpoint=checkpoint, name=name)
         self._weights = {
             weight.name: weight for file in sorted(checkpoint.glob("*.safetensors")) for weight in read_weights(file)
         }

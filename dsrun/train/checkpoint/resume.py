@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.runs.attempts import RESUME_AUTO, bears, no_checkpoint
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
@@ -19,6 +18,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
+from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, check_foreign, check_states, read_through
 from dsrun.train.model.parameter_groups import ONE_RATE
@@ -136,10 +136,7 @@ def _given(path: Path, folder: RunFolder, read: CheckpointReader, trust: bool, n
     if rank0_first((path / MANIFEST).exists):
         damage = read(path)
         if damage:
-            raise UsageError(
-                f"--resume {path}: the checkpoint is damaged: {damage[0]}",
-                fix="choose another one; --resume auto takes the newest whole one of the run folder",
-            )
+            raise refusal("checkpoint.damaged", path=path, damage=damage[0])
         return path
     rank0_first(lambda: check_foreign(path, trust=trust))
     notify(f"{path} has no {MANIFEST}, as dsrun did not write it: its files cannot be verified")
@@ -152,10 +149,7 @@ def _refuse_renamed(folder: RunFolder, checkpoint: Path) -> None:
     step = _step(checkpoint)
     expected = folder.checkpoint(step or 0)
     if step is not None and checkpoint.parent.samefile(folder.path) and checkpoint.name != expected.name:
-        raise UsageError(
-            f"{checkpoint} is the checkpoint of step {step} under another name",
-            fix=f"rename it to {expected.name}, or move it out of the run folder",
-        )
+        raise refusal("checkpoint.renamed", checkpoint=checkpoint, step=step, name=expected.name)
 
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
@@ -166,17 +160,11 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     saved = manifest["extra"] if manifest else {}
     kind = saved.get("model_type") or _model_type(checkpoint)
     if kind not in (None, facts.get("model_type", kind)):
-        raise UsageError(
-            f"{checkpoint} contains a {kind} model, and this run trains a {facts['model_type']} model",
-            fix="choose another --output, or --resume never to start anew",
-        )
+        raise refusal("checkpoint.other_model", checkpoint=checkpoint, kind=kind, ours=facts["model_type"])
     rates = saved.get("learning_rates", ONE_RATE)
     if manifest and rates != facts.get("learning_rates", rates):
         # The optimizer's states are kept group by group.
-        raise UsageError(
-            f"{checkpoint} was saved with other groups of learning rates (was: {rates}; is: {facts['learning_rates']})",
-            fix="restore --layer-lr-decay, --lr-for and --loraplus-lr-ratio, or --resume never to start anew",
-        )
+        raise refusal("checkpoint.rates", checkpoint=checkpoint, was=rates, now=facts["learning_rates"])
     changed = []
     if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):
         shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
@@ -190,10 +178,7 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     if other_data:
         changed.append("other training data")
     if changed and not force:
-        raise UsageError(
-            f"{checkpoint} was saved with {' and '.join(changed)}",
-            fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
-        )
+        raise refusal("checkpoint.changed", checkpoint=checkpoint, changed=" and ".join(changed))
     lines = [f"resuming with {what} than {checkpoint.name} was saved with" for what in changed]
     if other_data:
         lines.append(

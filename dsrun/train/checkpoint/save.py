@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from dsrun.errors import ToolError, UsageError
+from dsrun.errors import DsrunError, ToolError
 from dsrun.runs import commit
 from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool, ManifestFile
 from dsrun.runs.folder import RunFolder
@@ -21,6 +21,7 @@ from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
 from dsrun.train.base.distributed import all_gather_object, local_ranks, my_rank, rank0_first
+from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.serialize import NamedTensors
 from dsrun.train.checkpoint.snapshot import SnapshotBuffers, StateSnapshot
 
@@ -224,12 +225,9 @@ def _left(run: RunFolder) -> str:
     return f"checkpoint-{newest[0]} is whole" if newest else "there is no earlier checkpoint"
 
 
-def not_shared(run: Path, why: str) -> UsageError:
+def not_shared(run: Path, why: str) -> DsrunError:
     """The error for nodes that write a run folder of the same name to disks of their own."""
-    return UsageError(
-        f"the nodes do not share the run folder {run}: {why}",
-        fix="choose an --output on a file system that all nodes see",
-    )
+    return refusal("checkpoint.not_shared", run=run, why=why)
 
 
 def _fault(error: BaseException, folder: Path) -> SaveFault:

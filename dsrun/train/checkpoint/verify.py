@@ -7,7 +7,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import ToolError, UsageError
+from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.heartbeat import SignOfLife
@@ -25,6 +25,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.base.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity
 from dsrun.train.model.adapters import lora_targets
@@ -77,9 +78,7 @@ def check_foreign(path: Path, *, trust: bool) -> None:
     if latest.is_file():
         tag = latest.read_bytes().decode(errors="replace").strip()
         if not tag or not (path / tag).is_dir():
-            raise UsageError(
-                f"{path}: its file `latest` names {tag!r}, which is not there", fix="choose another checkpoint"
-            )
+            raise refusal("checkpoint.latest", path=path, tag=tag)
 
 
 def check_best(path: Path, *, trust: bool, beat: SignOfLife) -> None:
@@ -90,21 +89,14 @@ def check_best(path: Path, *, trust: bool, beat: SignOfLife) -> None:
         return
     damage = read_through(path, trust=trust, beat=beat)
     if damage:
-        raise ToolError(
-            f"the best checkpoint, {path.name}, cannot be loaded: {damage[0]}",
-            fix="the same command with --load-best-model-at-end false ends with the last weights",
-            cause="checkpoint_corrupt",
-        )
+        raise refusal("checkpoint.best", name=path.name, damage=damage[0])
 
 
 def check_states(path: Path) -> None:
     """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
     would go on with an optimizer that knows nothing."""
     if not any(any(path.glob(pattern)) for pattern in STATES):
-        raise UsageError(
-            f"{path} contains a model without optimizer states (--save_only_model?): nothing can go on from it",
-            fix=f"--resume never starts anew, also from its weights with --model {path}",
-        )
+        raise refusal("checkpoint.weights_alone", path=path)
 
 
 def checkpoint_facts(plan: TrainingPlan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
+from dsrun.train.base.refusals import refusal
 
 INDEX_SUFFIX = ".index.json"
 
@@ -70,10 +71,7 @@ def read_weights(file: Path) -> list[ExportWeight]:
             for name in list(opened.keys()):
                 part = opened.get_slice(name)
                 if part.get_dtype() not in known:
-                    raise UsageError(
-                        f"{file} holds weights in {part.get_dtype()}, which cannot be exported",
-                        fix="use a copy of it in bf16, fp16 or fp32",
-                    )
+                    raise refusal("weights.dtype", file=file, dtype=part.get_dtype())
                 weights.append(ExportWeight(name, known[part.get_dtype()], tuple(part.get_shape()), reader(name)))
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.train.base.refusals import refusal
 
 FP32 = "fp32"
 WINDOW = 32 * 2**20
@@ -109,10 +110,7 @@ class ZeroCheckpoint:
         count = first.get("partition_count", self.world_size)
         saved = max(count) if isinstance(count, list) else int(count)
         if saved != self.world_size:
-            raise UsageError(
-                f"{self.folder}: {self.world_size} of {saved} files of optimizer states are there",
-                fix="the files of all ranks must be on one file system",
-            )
+            raise refusal("checkpoint.files", folder=self.folder, found=self.world_size, saved=saved)
 
     @property
     def world_size(self) -> int:

@@ -23,6 +23,7 @@ from dsrun.system.terminal.display import size_text
 from dsrun.system.terminal.stderr import say
 from dsrun.train.base.console import ERROR_STYLE, Console, command_log
 from dsrun.train.base.rank_context import explain_failure
+from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
 from dsrun.train.export import lora, verify
@@ -130,12 +131,9 @@ class _Job:
         empty = verify.empty_model(config)
         tied = dict(getattr(empty, "all_tied_weights_keys", None) or {})
         shapes = {name: tuple(value.shape) for name, value in empty.state_dict().items()}
-        for weight in weights:
-            if shapes.get(weight.name, weight.shape) != weight.shape:
-                raise UsageError(
-                    f"{source}: {weight.name} has shape {list(weight.shape)} instead of"
-                    f" {list(shapes[weight.name])}: a placeholder that ZeRO-3 left (zero3_empty_weights)"
-                )
+        for name, shape in ((weight.name, weight.shape) for weight in weights):
+            if (wanted := shapes.get(name, shape)) != shape:
+                raise refusal("export.placeholder", source=source, name=name, shape=list(shape), wanted=list(wanted))
         names = {weight.name for weight in weights}
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
         whole = self._whole(base, config) if itself is None else None
@@ -225,10 +223,7 @@ class _Job:
     def _write(self, weights: list[ExportWeight], stem: str = "model") -> None:
         needed, free = sum(weight.nbytes for weight in weights), disk_free(self.folder)
         if free < needed:
-            raise UsageError(
-                f"--to {self.request.to}: the weights take {size_text(needed)}, {size_text(free)} are free",
-                fix="free space there, or choose another folder",
-            )
+            raise refusal("export.room", to=self.request.to, needed=size_text(needed), free=size_text(free))
         say("writing the weights")
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
         say("verifying what was written")

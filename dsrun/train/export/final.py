@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError, ToolError, UsageError, one_line
+from dsrun.errors import DsrunError, ToolError, one_line
 from dsrun.models.families import family_of
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.plan import ModelTask
+from dsrun.train.base.refusals import refusal
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write_card import is_edited
 from dsrun.train.export.whole import write_whole
@@ -34,11 +35,7 @@ def check_room(
     if checkpoints:
         needed += parameters * weight_bytes + trainable * OPTIMIZER_BYTES
     if free < needed:
-        raise UsageError(
-            f"the disk of {where} has {size_text(free)} free; a checkpoint and the final model take"
-            f" {size_text(needed)}",
-            fix="free some space, choose another --output, or --save-strategy no",
-        )
+        raise refusal("export.room_at_end", where=where, free=size_text(free), needed=size_text(needed))
 
 
 def save_final(

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
+from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.weight_files import ExportWeight
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.whole import WEIGHTS, text_weights
@@ -66,10 +67,7 @@ def base_folder(adapter: LoraAdapter) -> Path:
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         if absent := not_fetched(f"base model {adapter.base}", error, instead="a folder"):
             raise absent from error
-        raise UsageError(
-            f"the adapter's base model {adapter.base!r} is neither a folder nor on the Hub",
-            fix="put it where base_model_name_or_path in adapter_config.json says",
-        ) from error
+        raise refusal("export.no_base", base=adapter.base) from error
     return Path(found)
 
 

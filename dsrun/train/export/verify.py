@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.train.base.refusals import refusal
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import LazyWeights
 from dsrun.train.export.whole import class_of
@@ -79,10 +80,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.
     explain it."""
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not difference <= max(TOLERANCE.get(dtype, 0.0) for dtype in (torch.float32, *dtypes)):
-        raise ToolError(
-            f"the exported model does not compute what the checkpoint does: its logits differ by {difference:.2g} of"
-            " the largest"
-        )
+        raise refusal("export.differs", difference=difference)
     return difference
 
 

@@ -98,9 +98,7 @@ def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: C
     check_copies(copied, folder, beat=beat)
 
 
-def check_copies(
-    copied: Mapping[str, ExportWeight], folder: Path, *, beat: Callable[[], None] = lambda: None
-) -> None:
+def check_copies(copied: Mapping[str, ExportWeight], folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
     """Raise ToolError where a tensor that was copied to `folder` has other bytes than the base's."""
     for weight in stored_weights(folder, WEIGHTS):
         if weight.name in copied:

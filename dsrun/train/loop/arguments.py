@@ -18,6 +18,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.base import speed
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import distill, dpo
@@ -201,21 +202,14 @@ def as_usage_errors(what: str) -> Iterator[None]:
                 # transformers' own, about the content of a file (--generation_config); the system's have a number.
                 raise UsageError(f"{what}: {line}") from error
             raise
-        raise MissingError(
-            f"{what}: the Hub answered unexpectedly: {line}",
-            fix="check the network and the token",
-            cause="hf_gated_or_offline",
-        ) from error
+        raise refusal("arguments.hub", what=what, line=line) from error
 
 
 def _refuse_other_precision(arguments: Any) -> None:
     """HfTrainerDeepSpeedConfig.trainer_config_process takes, say, fp16_full_eval for fp16."""
     for name in ("bf16", "fp16"):
         if getattr(arguments, f"{name}_full_eval") and not getattr(arguments, name):
-            raise UsageError(
-                f"--{name}_full_eval: with DeepSpeed the Trainer would also train in {name}",
-                fix=f"leave it out, as evaluation is in the precision of training, or use --{name}",
-            )
+            raise refusal("arguments.full_eval", name=name)
 
 
 def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:
@@ -224,10 +218,7 @@ def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     if stage and issubclass(kind, torch.optim.Adagrad):
         # DeepSpeedZeroOptimizer.initialize_optimizer_states makes a new one of a single group, and then looks for both.
-        raise UsageError(
-            f"--optim {name}: ZeRO loses its parameter groups and fails at the first step",
-            fix="use --zero 0, or another optimizer",
-        )
+        raise refusal("arguments.adagrad", name=name)
     if arguments.optim_args:
         plain = copy(arguments)
         plain.optim_args = None
@@ -255,8 +246,4 @@ def _try_noise(arguments: Any, model: Any) -> None:
     if arguments.neftune_noise_alpha is None or not model.config.is_encoder_decoder:
         return
     if model.get_encoder().get_input_embeddings() is not model.get_input_embeddings():
-        raise UsageError(
-            f"--neftune-noise-alpha has no effect on {model.config.model_type} models: the Trainer adds the noise to an"
-            " embedding that they do not use",
-            fix="leave it out",
-        )
+        raise refusal("arguments.noise", kind=model.config.model_type)

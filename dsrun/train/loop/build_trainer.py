@@ -7,13 +7,13 @@ from typing import Any
 from accelerate import DistributedType
 from transformers import PrinterCallback, set_seed
 
-from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console, Internal, PlainTask
 from dsrun.train.base.labels import shifts_labels
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
+from dsrun.train.base.refusals import refusal
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.mixture import DataMixture, sets_of
@@ -188,16 +188,10 @@ class TrainerBuilder(PreparedRun):
         splits = [rows for rows in (self.data.validation, self.data.test) if rows is not None]
         for name, rows in sets_of(self.data.validation).items():
             if name and metric in text_metrics_of(name) and not has_prompts(rows):
-                raise UsageError(
-                    f"--metric-for-best-model {metric}: the evaluation data of set {name} has no prompts",
-                    fix=f"use {name}_loss",
-                )
+                raise refusal("metric.no_prompts_in_set", metric=metric, name=name)
         if arguments.predict_with_generate and not any(map(has_prompts, splits)):
             if metric and not metric.endswith(LOSS_METRICS):
-                raise UsageError(
-                    f"--metric-for-best-model {metric}: nothing is generated, as the evaluation data has no prompts",
-                    fix="use loss, or data with prompts: prompt/completion, messages …",
-                )
+                raise refusal("metric.no_prompts", metric=metric)
             self.console.notice("--predict-with-generate has no effect: the evaluation data has no prompts")
             arguments.predict_with_generate = False
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -16,6 +16,7 @@ from dsrun.system.host import own_programs_first
 from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.base.speed import compiles
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
@@ -113,14 +114,9 @@ def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
             raise ToolError("--zero 0 asked for plain DDP, but a DeepSpeed engine was set up")
         return
     if not is_engine:
-        raise ToolError(
-            f"ZeRO-{stage_of(config)} was asked for, but the model is a {type(trained).__name__} without DeepSpeed",
-            fix="unset the ACCELERATE_* variables",
-        )
+        raise refusal("engine.not_zero", stage=stage_of(config), name=type(trained).__name__)
     if trained.zero_optimization_stage() != stage_of(config):
-        raise ToolError(
-            f"ZeRO-{stage_of(config)} was asked for, DeepSpeed runs stage {trained.zero_optimization_stage()}"
-        )
+        raise refusal("engine.other_stage", stage=stage_of(config), runs=trained.zero_optimization_stage())
 
 
 def mask_stored_config(trained: Any) -> None:
@@ -154,19 +150,11 @@ def _omit_debug_info(builder: Any) -> None:
 
 
 def _load_op(builder: Any, name: str) -> None:
+    op = name.removesuffix("Builder")
     if builder is None or not builder.is_compatible(verbose=False):
-        aio = name == "AsyncIOBuilder"
-        raise MissingError(
-            f"this machine cannot build DeepSpeed's op {name.removesuffix('Builder')}",
-            fix="install libaio-dev" if aio else "install a C++ compiler and ninja",
-            cause="libaio_missing" if aio else "jit_build_failed",
-        )
+        raise refusal("engine.no_libaio" if op == "AsyncIO" else "engine.cannot_build", op=op)
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError) as error:
         logger.exception("loading %s failed", name)
-        raise MissingError(
-            f"DeepSpeed's op {name.removesuffix('Builder')} does not compile here: {str(error).splitlines()[0]}",
-            fix="install a C++ compiler and ninja, or a DeepSpeed wheel with the op built in; the log has the error",
-            cause="jit_build_failed",
-        ) from error
+        raise refusal("engine.does_not_compile", op=op, why=str(error).splitlines()[0]) from error

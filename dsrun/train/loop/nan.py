@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError, ToolError
+from dsrun.errors import DsrunError
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import all_gather_object, all_ready
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.model.quantization import is_packed
 
@@ -43,11 +44,7 @@ def expected_overflow(trainer: Any, optimizer: Any) -> bool:
     if scaler is None or not scaler.is_enabled():
         return False
     if scaler.get_scale() < SMALLEST_SCALE:
-        raise ToolError(
-            f"the fp16 loss scale fell below {SMALLEST_SCALE:g}: the loss itself overflows",
-            fix="use --bf16, or fp32 with --bf16 false",
-            cause="loss_scale_overflow",
-        )
+        raise refusal("loss.scale", least=SMALLEST_SCALE)
     return True
 
 

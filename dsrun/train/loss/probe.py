@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from dsrun.errors import UsageError
+from dsrun.train.base.refusals import refusal
 from dsrun.train.model.load import evaluating
 
 TOKENS = 8
@@ -34,11 +34,7 @@ class CausalityCheck(TrainerCallback):
         change = self.largest_change()
         if change > TOLERANCE:
             name = type(self.trainer.model).__name__
-            raise UsageError(
-                f"{name} sees the tokens that it is to predict: changing token {TOKENS} changes the logits of those "
-                f"before it by {100 * change:.2g}%",
-                fix="train a model with causal attention; --force trains this one all the same",
-            )
+            raise refusal("loss.not_causal", name=name, token=TOKENS, percent=100 * change)
 
     @torch.no_grad()
     def largest_change(self) -> float:
@@ -62,12 +58,7 @@ class SumCheck(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         one, two = (self._total(rows) for rows in (1, 2))
         if abs(two - 2 * one) > SUM_TOLERANCE * abs(two):
-            plugin = self.trainer.plugin
-            raise UsageError(
-                f"--plugin {plugin.file.named}: loss() gives {one:.4g} for a row and {two:.4g} for two equal rows, so "
-                "it is not the sum over them: micro batches and the number of ranks would change it",
-                fix="return the sum, not the mean; --force trains all the same",
-            )
+            raise refusal("loss.no_sum", plugin=self.trainer.plugin.file.named, one=one, two=two)
 
     @torch.no_grad()
     def _total(self, rows: int) -> float:

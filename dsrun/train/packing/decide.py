@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import all_ready
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.batches import BatchSplit
 from dsrun.train.data.mixture import side_lengths
 from dsrun.train.model.quantization import DTYPES
@@ -195,10 +195,7 @@ def split_of_rows(split: BatchSplit, grouping: BatchGrouping, lengths: np.ndarra
 def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> BatchPlan:
     """The global batch that holds about `tokens` tokens on average (--global-batch-tokens)."""
     if not hasattr(rows, "__len__"):
-        raise UsageError(
-            "--global-batch-tokens: the lengths of streamed samples are not known before they are read",
-            fix="use --global-batch-size",
-        )
+        raise refusal("arguments.stream_tokens")
     mean = float(side_lengths(rows, both=both).sum(1).mean())
     unit = batch.micro_batch * batch.world_size
     samples = max(1, round(tokens / mean / unit)) * unit

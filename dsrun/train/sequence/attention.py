@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.errors import UsageError
+from dsrun.train.base.refusals import refuse
 
 
 def sequence_group(degree: int) -> Any:
@@ -77,15 +77,5 @@ class UlyssesAttention:
 def refuse_attention(kind: str, model: Any, length: int) -> None:
     """Raise UsageError for attention of rows of `length` tokens that is wrong without a mask: eager, and sdpa with a
     sliding window."""
-    if kind != "sdpa" and not kind.startswith("flash_attention"):
-        raise UsageError(
-            f"--long-context: attention {kind} needs a mask, which sequence parallelism drops",
-            fix="use --attn-implementation sdpa or flash_attention_2",
-        )
-    windows = [each.sliding_window for each in model.modules() if getattr(each, "sliding_window", None)]
-    if windows and min(windows) < length and kind == "sdpa":
-        raise UsageError(
-            f"--long-context: {model.config.model_type} has a sliding window of {min(windows):,} tokens, which sdpa "
-            "does not keep to without a mask",
-            fix="use --attn-implementation flash_attention_2",
-        )
+    windows = sorted(each.sliding_window for each in model.modules() if getattr(each, "sliding_window", None))
+    refuse("long_attention", kind=kind, windows=windows, length=length, model=model.config.model_type)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
 from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.refusals import refusal
 
 SOURCE = "--long-context"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,25 +32,16 @@ def decide_degree(spec: TrainSpec, config: Any, task: str, world: DistributedWor
     if spec.long_context is None:
         return 1
     if task != "causal-lm" or config.model_type not in FAMILIES:
-        raise UsageError(
-            f"--long-context: {config.model_type} models are not among those it works with: {', '.join(FAMILIES)}",
-            fix="leave it out and use --max-length",
-        )
+        raise refusal("long_context.family", kind=config.model_type, known=", ".join(FAMILIES))
     heads = config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or heads
     if spec.sequence_parallel is None:
         node = range(world.local_size, 0, -1)
         return next(each for each in node if world.size % each == 0 and allowed(each, heads, keys))
     if world.size % spec.sequence_parallel:
-        raise UsageError(
-            f"--sequence-parallel {spec.sequence_parallel} does not divide the {world.size} ranks",
-            fix="use a divisor of the number of ranks",
-        )
+        raise refusal("long_context.ranks", given=spec.sequence_parallel, ranks=world.size)
     if not allowed(spec.sequence_parallel, heads, keys):
-        raise UsageError(
-            f"--sequence-parallel {spec.sequence_parallel}: the model has {heads} attention heads and {keys} key heads",
-            fix="use a divisor of the attention heads that divides the key heads or is a multiple of them",
-        )
+        raise refusal("long_context.heads", given=spec.sequence_parallel, heads=heads, keys=keys)
     return spec.sequence_parallel
 
 
