@@ -60,16 +60,6 @@ class CardFacts:
         return self.plan.title if known and not is_path(self.plan.title) else None
 
     @property
-    def page(self) -> str:
-        """What stands before a model's name in the address of its page."""
-        return "https://modelscope.cn/models" if self.spec.hub == "modelscope" else "https://huggingface.co"
-
-    @property
-    def data_page(self) -> str:
-        """The same for a dataset's."""
-        return "https://modelscope.cn/datasets" if self.spec.hub == "modelscope" else f"{self.page}/datasets"
-
-    @property
     def pipeline(self) -> str:
         """The task as the Hub names it."""
         if self.plan.task == "causal-lm":

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dsrun.errors import ToolError, UsageError
+from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.train.base.refusals import refusal
 
@@ -153,9 +153,7 @@ def header(weights: Sequence[ExportWeight]) -> bytes:
 def _bytes(weight: ExportWeight) -> memoryview:
     tensor = weight.read()
     if tuple(tensor.shape) != weight.shape or tensor.numel() == 0:
-        raise ToolError(
-            f"{weight.name} has shape {list(tensor.shape)} instead of {list(weight.shape)}: a placeholder, no weight"
-        )
+        raise refusal("weights.placeholder", name=weight.name, shape=list(tensor.shape), wanted=list(weight.shape))
     return tensor_bytes(tensor, weight.dtype)
 
 

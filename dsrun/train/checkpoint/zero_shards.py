@@ -144,9 +144,8 @@ class ZeroCheckpoint:
         for name, parameter in found.items():
             held = sum(elements for _, _, elements in parameter.pieces)
             if held != math.prod(parameter.shape):
-                raise UsageError(
-                    f"{self.folder}: {name} is incomplete: {held} of {math.prod(parameter.shape)} elements"
-                )
+                whole = math.prod(parameter.shape)
+                raise UsageError(f"{self.folder}: {name} is incomplete: {held} of {whole} elements")
         return found
 
     @property
@@ -170,9 +169,7 @@ class ZeroCheckpoint:
         for name, value in self._group_state(0, 0).items():
             if torch.is_tensor(value) and value.numel() > 1:
                 if value.dim() != 1 or value.numel() < sizes[0]:
-                    raise UsageError(
-                        f"{self.folder}: the optimizer's {name} has no value per element; it cannot be cut anew"
-                    )
+                    raise refusal("checkpoint.not_per_element", folder=self.folder, name=name)
                 names.append(name)
         return tuple(names)
 

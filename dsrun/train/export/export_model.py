@@ -27,8 +27,7 @@ from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
 from dsrun.train.export import lora, verify
-from dsrun.train.export.file_names import as_in_files
-from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
+from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, as_in_files, find_weights, rounded
 from dsrun.train.export.whole import (
     check_copies,
     copy_card,

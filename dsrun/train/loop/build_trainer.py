@@ -28,14 +28,13 @@ from dsrun.train.loop.callbacks import guard_trackers
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.nan import guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.distill import DistillLoss
+from dsrun.train.loss.distill import DistillLoss, load_teacher
 from dsrun.train.loss.dpo import DpoLoss, without_dropout
 from dsrun.train.loss.model_loss import LossBySet, ModelLoss, own_loss_notice
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.loss.protocol import Loss
 from dsrun.train.loss.reference import AdaptersOff, FrozenModel, ReferenceSync
-from dsrun.train.loss.teacher import load_teacher
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions

@@ -46,7 +46,6 @@ def build_callbacks(
     if plan.plugin and plan.plugin.has("loss") and not spec.force:
         trainer.add_callback(SumCheck(trainer))
     trainer.add_callback(StepIntervals())
-    trainer.add_callback(LogLastStep())
     if plan.world.is_main:
         peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
         flops = flops_of(trainer.model) if peak else None
@@ -104,14 +103,10 @@ class StopEarly(EarlyStoppingCallback):
 
 class StepIntervals(TrainerCallback):
     """Logs, evaluates and saves as often as this start asks: a checkpoint brings the intervals of the run that saved
-    it, and the Trainer follows those."""
+    it, and the Trainer follows those. Logs the last steps, too: on all ranks, as logging gathers."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)
-
-
-class LogLastStep(TrainerCallback):
-    """Logs the last steps, too. On all ranks, as logging gathers."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:

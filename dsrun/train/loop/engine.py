@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import ToolError, UsageError
+from dsrun.errors import ToolError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -16,7 +16,7 @@ from dsrun.system.host import own_programs_first
 from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.base.speed import compiles
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
@@ -44,12 +44,7 @@ def refuse_on_cpu(config: dict[str, Any] | None, device: str) -> None:
     """Raise UsageError for what DeepSpeed has for GPUs alone: on CPUs SuperOffload waits for its own process for
     minutes, and the kernels of ZeRO++ fail in the first step."""
     zero = (config or {}).get("zero_optimization", {})
-    offload = zero.get("offload_optimizer") or {}
-    wanted = {"SuperOffload": offload.get("super_offload"), "ZeRO++'s qwZ": zero.get("zero_quantized_weights")}
-    wanted["ZeRO++'s qgZ"] = zero.get("zero_quantized_gradients")
-    name = next((name for name, value in wanted.items() if value), None)
-    if device == "cpu" and name:
-        raise UsageError(f"{name} needs GPUs, and this run trains on CPUs", fix="leave it out")
+    refuse("on_device", device=device, zero=zero, offload=zero.get("offload_optimizer") or {})
 
 
 def hidden_size(model_config: Any) -> int | None:

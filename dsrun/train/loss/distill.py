@@ -1,4 +1,7 @@
-"""Distillation: the model comes to give each target token's place the probabilities that a teacher gives it."""
+"""Distillation: the model comes to give each target token's place the probabilities that a teacher gives it.
+
+The teacher is loaded as its files have it, and compared with the model that learns from it.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,12 +10,19 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.labels import IGNORED, shifted_targets
+from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import refusal
+from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.loss.cross_entropy import are_kept, chunks, token_cross_entropy
 from dsrun.train.loss.model_loss import ModelLoss, perplexity, summed_cross_entropy
 from dsrun.train.loss.protocol import PreferenceInputs
 from dsrun.train.loss.reference import FrozenModel
+from dsrun.train.model.build_model import build
+from dsrun.train.model.load import load_config
 
 METRICS = ("divergence", "cross_entropy", "perplexity")
 """What evaluation yields beside the loss."""
@@ -133,3 +143,24 @@ class DistillLoss(ModelLoss):
         teacher = self.teacher.logits(model, read)
         outputs = model(**read)
         return outputs, teacher, shifted_targets(labels) if self.shifted else labels
+
+
+def load_teacher(plan: TrainingPlan, tokenizer: Any, student: Any, *, notify: NotePrinter) -> Any:
+    """The teacher in the dtype of its files. Raises UsageError where token ids mean something else to it, or it reads
+    other inputs. All ranks call this together."""
+    spec = of_teacher(plan.recipe.spec)
+    config = load_config(spec)
+    if bool(config.is_encoder_decoder) != (plan.task == "seq2seq"):
+        kinds = ("a causal LM", "an encoder-decoder")
+        its, ours = kinds[config.is_encoder_decoder], kinds[not config.is_encoder_decoder]
+        raise refusal("teacher.kind", name=spec.model, its=its, ours=ours)
+    rows, own = (each.get_text_config().vocab_size for each in (config, student.config))
+    theirs = {number: token for token, number in load_tokenizer(spec).get_vocab().items()}
+    others = [token for token, number in tokenizer.get_vocab().items() if theirs.get(number, token) != token]
+    if others:
+        raise refusal("teacher.tokens", name=spec.model, count=len(others), first=others[0])
+    if len(tokenizer) > rows:
+        raise refusal("teacher.rows", name=spec.model, rows=rows, tokens=len(tokenizer))
+    if rows != own:
+        notify(f"the models' vocabularies have {own:,} and {rows:,} rows: the first {min(rows, own):,} are compared")
+    return build(spec, config, plan.task, device=plan.world.device)

@@ -96,14 +96,10 @@ class WholeCheckpoint:
 
     def sentence(self, text: str, *, text_only: bool) -> str:
         """What is trained of it, and what the final model will be; `text` is the class of the text model."""
-        tops = ", ".join(sorted({".".join(name.removeprefix("model.").split(".")[:1]) for name in self.others}))
-        final = (
-            f"left out: the final model is {text}"
-            if text_only
-            else f"kept as they are: the final model is {self.architecture}"
-        )
+        tops = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in self.others}))
         what = f"{self.name} is a multimodal model ({self.architecture}), trained as text"
-        return f"{what}; its other {len(self.others):,} tensors ({tops}) are {final}"
+        kept, final = ("left out", text) if text_only else ("kept as they are", self.architecture)
+        return f"{what}; its other {len(self.others):,} tensors ({tops}) are {kept}: the final model is {final}"
 
 
 def find_whole(name: str, text: Any, **hub: Any) -> WholeCheckpoint | None:
