@@ -5,13 +5,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import as_in_wsl, parse_json
-
-if TYPE_CHECKING:
-    from dsrun.models.headers import StoredWeights
 
 LARGEST_CONFIG = 32 * 2**20
 """Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
@@ -122,18 +119,13 @@ def _found(name: str, folder: Path, file: Path) -> FoundModel:
         raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
-    stored = _stored(folder)
-    if stored is None:
-        return FoundModel(name=name, folder=folder, config=config, stored=None)
-    return FoundModel(name=name, folder=folder, config=config, stored=stored.shapes, packed=stored.packed)
+    stored = None
+    if any(folder.glob("*.safetensors")):
+        from dsrun.models.headers import stored_weights  # which a bare config does without
 
-
-def _stored(folder: Path) -> "StoredWeights | None":
-    if next(folder.glob("*.safetensors"), None) is None:
-        return None
-    from dsrun.models.headers import stored_weights  # which a bare config does without
-
-    return stored_weights(folder)
+        stored = stored_weights(folder)
+    shapes, packed = stored or (None, "")
+    return FoundModel(name=name, folder=folder, config=config, stored=shapes, packed=packed)
 
 
 def has_weights(folder: Path) -> bool:

@@ -134,8 +134,11 @@ def write_universal(
         torch.save(source.step, own / "step.pt")
         beat()
     torch.save(_optimizer_state(source, fp16=fp16), folder / tag / OPTIMIZER_STATE)
+    # What the engine restores besides parameters. The weights stay out: it takes them from the fp32 files.
+    counters = {name: source.counters.get(name) for name in _COUNTERS}
+    states = {"module": {}, "dp_world_size": 1, "mp_world_size": 1, "lr_scheduler": schedule, **counters}
     for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-        torch.save(_model_states(source) | {"lr_scheduler": schedule}, folder / tag / file)
+        torch.save(states, folder / tag / file)
     (folder / "latest_universal").write_text(tag)
 
 
@@ -180,9 +183,3 @@ def _optimizer_state(source: CheckpointSource, *, fp16: bool) -> dict[str, Any]:
         "param_groups": [{**each, "params": []} for each in group_hyperparameters(source.param_groups)],
         "optimizer_state_dict": {"state": {0: {"step": source.step}}, "param_groups": [{**common, "params": []}]},
     }
-
-
-def _model_states(source: CheckpointSource) -> dict[str, Any]:
-    """What the engine restores besides parameters. The weights stay out: it takes them from the fp32 files."""
-    counters = {name: source.counters.get(name) for name in _COUNTERS}
-    return {"module": {}, "dp_world_size": 1, "mp_world_size": 1, **counters}

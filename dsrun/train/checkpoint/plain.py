@@ -18,7 +18,7 @@ from transformers import Trainer
 from dsrun.errors import UsageError
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import refusal
-from dsrun.train.checkpoint.weight_files import ExportWeight, read_weights, write_file
+from dsrun.train.checkpoint.weight_files import ExportWeight, stored_weights, write_file
 from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.load import AUTO_CLASS
@@ -75,9 +75,7 @@ class PlainCheckpoint:
             # Another optimizer, or a parameter that no batch has reached yet.
             if not self._states.get(number, {}).keys() >= set(ADAM_STATES):
                 raise refusal("checkpoint.no_adam", checkpoint=checkpoint, name=name)
-        self._weights = {
-            weight.name: weight for file in sorted(checkpoint.glob("*.safetensors")) for weight in read_weights(file)
-        }
+        self._weights = {weight.name: weight for weight in stored_weights(checkpoint)}
 
     @property
     def parameters(self) -> dict[str, ShapeOnly]:
@@ -125,8 +123,7 @@ def write_plain(
         for name, p in source.parameters.items()
     ]
     known = {weight.name for weight in weights} | set(source.aliases)
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        weights += [weight for weight in read_weights(file) if weight.name not in known]
+    weights += [weight for weight in stored_weights(checkpoint) if weight.name not in known]
     write_file(folder / (ADAPTER if lora else "model.safetensors"), weights, beat=beat)
     for name in ("config.json", "generation_config.json", "adapter_config.json"):
         if (checkpoint / name).is_file():

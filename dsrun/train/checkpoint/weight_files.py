@@ -78,6 +78,12 @@ def read_weights(file: Path) -> list[ExportWeight]:
     return weights
 
 
+def stored_weights(folder: Path, pattern: str = "*.safetensors") -> list[ExportWeight]:
+    """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
+    that is none."""
+    return [weight for file in sorted(folder.glob(pattern)) for weight in read_weights(file)]
+
+
 def in_shards(weights: Sequence[ExportWeight], limit: int) -> list[list[ExportWeight]]:
     """`weights` in runs of at most `limit` bytes, in their order; one that is larger has a shard of its own."""
     shards: list[list[ExportWeight]] = []

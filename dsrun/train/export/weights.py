@@ -15,7 +15,7 @@ from transformers.core_model_loading import PrefixChange, WeightConverter, apply
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.plain import ADAPTER, in_adapter
-from dsrun.train.checkpoint.weight_files import ExportWeight, read_weights
+from dsrun.train.checkpoint.weight_files import ExportWeight, stored_weights
 from dsrun.train.checkpoint.zero_shards import WINDOW, ZeroCheckpoint, load, state_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -65,12 +65,6 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
     return FoundWeights(weights, renamed(module.reference(), names), dtypes, (notice,), by_module=not lora)
-
-
-def stored_weights(folder: Path, pattern: str) -> list[ExportWeight]:
-    """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
-    that is none."""
-    return [weight for file in sorted(folder.glob(pattern)) for weight in read_weights(file)]
 
 
 def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:

@@ -49,7 +49,10 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     values: dict[str, Any] = _defaults(plan, run, validation is not None)
     values |= _stopping(spec.early_stopping, given)
     values |= given
-    values |= _saving(spec.save_every)
+    if spec.save_every is not None:
+        # `auto` saves by the clock, and leaves the last save to the Trainer, which saves at the last step under the
+        # strategy `steps` alone (DefaultFlowCallback).
+        values |= {"save_strategy": "steps", "save_steps": NEVER if spec.save_every == "auto" else int(spec.save_every)}
     values |= {
         "output_dir": str(run),
         "per_device_train_batch_size": plan.batch.micro_batch,
@@ -79,22 +82,10 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that
     # saves each new best does not need.
     load_best = values.pop("load_best_model_at_end", False)
-    try:
+    with as_usage_errors("training arguments"):
         arguments = Seq2SeqTrainingArguments(**values)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"training arguments: {one_line(error)}") from error
-    except ImportError as error:
-        raise MissingError(one_line(error)) from error
     arguments.load_best_model_at_end = load_best
     return arguments
-
-
-def _saving(every: str | None) -> dict[str, Any]:
-    """What --save-every asks of the Trainer; `auto` saves by the clock, and leaves the last save to the Trainer, which
-    saves at the last step under the strategy `steps` alone (DefaultFlowCallback)."""
-    if every is None:
-        return {}
-    return {"save_strategy": "steps", "save_steps": NEVER if every == "auto" else int(every)}
 
 
 def _defaults(plan: TrainingPlan, run: Path, has_validation: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ further exchange between ranks is needed. DeepSpeed does not apply a step with s
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,31 +61,24 @@ class NanLossError(DsrunError):
         self.rollback = rollback
 
 
+@dataclass(eq=False)
 class NanGuard:
     """Watches every step of one rank's training. `policy` is --on-nan; `skipped_steps` are never applied.
     `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once more.
     `on_skip` (step, reason) is called for every step that is not applied."""
 
-    def __init__(
-        self,
-        policy: str,
-        folder: Path,
-        *,
-        rank: int,
-        skipped_steps: Collection[int] = (),
-        record_rollback: Callable[[int], bool] = lambda _: False,
-        on_skip: Callable[[int, str], None] = lambda _step, _reason: None,
-    ) -> None:
-        self.policy = policy
-        self.folder = folder / FOLDER
-        self.rank = rank
-        self.skipped_steps = frozenset(skipped_steps)
-        self.record_rollback = record_rollback
-        self.on_skip = on_skip
-        self._in_a_row = 0
-        self._saved = 0
-        self._steps_since_log = 0
-        self._skipped_since_log = 0
+    policy: str
+    run: Path
+    _: KW_ONLY
+    rank: int
+    skipped_steps: Collection[int] = ()
+    record_rollback: Callable[[int], bool] = lambda _: False
+    on_skip: Callable[[int, str], None] = lambda _step, _reason: None
+
+    def __post_init__(self) -> None:
+        self.folder = self.run / FOLDER
+        self._in_a_row = self._saved = 0
+        self._steps_since_log = self._skipped_since_log = 0
         self.begin(0, [], None)
 
     def begin(self, step: int, batches: list[Any], total: torch.Tensor | None, samples: Any = None) -> None:

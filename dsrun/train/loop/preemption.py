@@ -66,7 +66,9 @@ class PreemptionCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.ranks_want_to_stop and state.global_step < state.max_steps:
             self.trainer.interrupted = True
-            remember_evaluation(state, due=control.should_evaluate or _evaluates_after_epoch(args, state))
+            epochs = args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+            due = control.should_evaluate or (epochs and float(state.epoch).is_integer())
+            remember_evaluation(state, due=due)
             # An evaluation may take longer than a scheduler waits between SIGTERM and SIGKILL (SLURM's KillWait: 30 s).
             control.should_save = True
             control.should_evaluate = False
@@ -101,15 +103,6 @@ class PendingEvaluationCallback(TrainerCallback):
 def remember_evaluation(state: Any, *, due: bool) -> None:
     """Have the next checkpoint record whether the evaluation after its step is still to be made."""
     state.stateful_callbacks[MEMORY] = {"evaluation_due": due}
-
-
-def _evaluates_after_epoch(args: Any, state: Any) -> bool:
-    """Whether the step just done is the last of an epoch that an evaluation follows."""
-    return (
-        args.eval_strategy == IntervalStrategy.EPOCH
-        and float(state.epoch).is_integer()
-        and args.eval_delay <= state.epoch
-    )
 
 
 class HeartbeatCallback(TrainerCallback):

@@ -127,11 +127,6 @@ def _halved(groups: list[np.ndarray], count: int) -> list[np.ndarray]:
     return groups
 
 
-def shuffled_windows(order: np.ndarray, size: int) -> list[np.ndarray]:
-    """`order` in pieces of about `size`."""
-    return np.array_split(order, max(1, round(len(order) / size)))
-
-
 def allotted(weights: np.ndarray, total: int) -> np.ndarray:
     """`total` divided over the windows in proportion to their `weights`, whole numbers, at least one each where there
     are enough."""

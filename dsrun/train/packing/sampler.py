@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from dsrun.train.data.batches import FILLER, BatchSplit, MicroBatchRows, MixtureShares, WithFiller
-from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows, shuffled_windows
+from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows
 from dsrun.train.packing.pairs import pack_pairs
 
 # Larger windows fill rows better and cost time at their first step: 10,000 samples take a tenth of a second.
@@ -81,7 +81,8 @@ class WindowSampler(Sampler):
         if self.shares is not None:
             order = self.shares.samples(self.seed, self.epoch, shuffle=True)
         order = order[np.random.default_rng((self.seed, self.epoch)).permutation(len(order))]
-        windows = shuffled_windows(order, max(WINDOW, WINDOW_BATCHES * self.grouping.global_batch))
+        size = max(WINDOW, WINDOW_BATCHES * self.grouping.global_batch)
+        windows = np.array_split(order, max(1, round(len(order) / size)))
         counts = allotted(np.array([self.lengths[window].sum() for window in windows]), self.steps)
         ends = np.cumsum(counts)
         for number, (window, count) in enumerate(zip(windows, counts.tolist(), strict=True)):

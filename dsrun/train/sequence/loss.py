@@ -90,7 +90,7 @@ class SequenceLoss(ModelLoss):
             hidden, targets = logits.flatten(0, 1), labels.flatten()
             # As many tiles on every rank, though rows differ in length: ZeRO-3 gathers the head for each.
             total = hidden.new_zeros((), dtype=torch.float32)
-            for tile, some in zip(tiles(hidden, self.tiles), tiles(targets, self.tiles), strict=True):
+            for tile, some in zip(*(each.tensor_split(self.tiles) for each in (hidden, targets)), strict=True):
                 # The reentrant kind gives weights no gradient unless an input has one (torch.utils.checkpoint).
                 total = total + checkpoint(of_tile, tile, some, self._smoothing, use_reentrant=False)
             return total
@@ -102,8 +102,3 @@ class SequenceLoss(ModelLoss):
 
         head.forward = pass_hidden
         model.loss_function = chosen
-
-
-def tiles(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """`count` parts of the first dimension, of equal size but for a rest; empty ones where there is too little."""
-    return list(tensor.tensor_split(count))

@@ -2,14 +2,12 @@
 (--activation-offload)."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainerCallback
-
-from dsrun.train.sequence.loss import tiles
 
 
 def without_fused_loss(arguments: Any) -> None:
@@ -40,11 +38,9 @@ def tile_mlp(module: Any, *, count: int) -> None:
     forward = module.forward
 
     def tiled(hidden: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled():
-            parts = [forward(part) for part in tiles(hidden.flatten(0, 1), count)]
-        else:
-            parts = [checkpoint(forward, part, use_reentrant=False) for part in tiles(hidden.flatten(0, 1), count)]
-        return torch.cat(parts).view_as(hidden)
+        run = partial(checkpoint, forward, use_reentrant=False) if torch.is_grad_enabled() else forward
+        # Empty ones where there are fewer tokens than tiles.
+        return torch.cat([run(part) for part in hidden.flatten(0, 1).tensor_split(count)]).view_as(hidden)
 
     module.forward = tiled
 

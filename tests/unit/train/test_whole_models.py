@@ -154,7 +154,7 @@ def test_tensor_without_a_place_and_changed_copy_are_refused(tmp_path):
     base = make_whole(tmp_path / "base", "gemma3")
     model, _ = loaded(base)
     to = put_back(tune(model), base, tmp_path / "text", tmp_path / "whole")
-    from dsrun.train.export.weights import stored_weights
+    from dsrun.train.checkpoint.weight_files import stored_weights
 
     tuned = stored_weights(tmp_path / "text", SINGLE)
     _, copied = put_together(tuned, base, model.whole.keys)
