@@ -96,11 +96,11 @@ def folder_of(asset: ModelscopeAsset, cache: Path) -> Path:
     owner, _, short = asset.name.partition("/")
     for legacy in (cache, cache / "hub"):
         old = legacy / f"{asset.kind}s" / owner / short.replace(".", "___")
-        if _has_entries(old):
+        if any(old.glob("*")):
             return old
     snapshots = cache / f"{asset.kind}s" / asset.name.replace("/", "--") / "snapshots"
     names = (asset.revision,) if asset.revision else _BRANCHES
-    return next((snapshots / name for name in names if _has_entries(snapshots / name)), snapshots / names[0])
+    return next((snapshots / name for name in names if any((snapshots / name).glob("*"))), snapshots / names[0])
 
 
 def complete(asset: ModelscopeAsset, cache: Path) -> Path | None:
@@ -109,9 +109,9 @@ def complete(asset: ModelscopeAsset, cache: Path) -> Path | None:
     parts = _recorded(folder)
     # A model with its weights is one without, too.
     files = parts.get(asset.key) or parts.get(asset.key.replace(SETTINGS, WHOLE, 1))
-    if not files or any(_size(folder / name) != size for name, size in files.items()):
-        return None
-    return folder
+    there = (folder / name for name in files or ())
+    sizes = [each.stat().st_size if each.is_file() else None for each in there]
+    return folder if files and sizes == [*files.values()] else None
 
 
 def record(asset: ModelscopeAsset, folder: Path, files: Mapping[str, int]) -> None:
@@ -136,17 +136,3 @@ def _recorded(folder: Path) -> dict[str, dict[str, int]]:
         return {key: dict(files) for key, files in parts.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return None
-
-
-def _has_entries(folder: Path) -> bool:
-    try:
-        return next(folder.iterdir(), None) is not None
-    except OSError:
-        return False

@@ -37,11 +37,10 @@ from dsrun.train.export.whole import (
     text_weights,
     whole_config,
 )
+from dsrun.train.model.quantization import DTYPES
 from dsrun.train.model.text_part import WholeCheckpoint, find_whole
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def export(request: ExportRequest, *, notify: Callable[[str], None]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        job = _Job(request, found, dtype, partial, notify)
+        job = _Job(request, found, dtype, partial)
         if lora:
             job.adapter()
         else:
@@ -118,7 +117,6 @@ class _Job:
     found: FoundWeights
     dtype: torch.dtype | None
     folder: Path
-    notify: Callable[[str], None]
 
     def model(self) -> None:
         source, base = self.request.source, self.request.base

@@ -25,8 +25,6 @@ TOKENS = 12
 # mantissa (half a unit is 2**-9 and 2**-12) in every weight, added up over layers.
 TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
 
-LOADING_ERRORS = ("missing_keys", "unexpected_keys", "mismatched_keys")
-
 
 def logits_of_export(folder: Path) -> torch.Tensor:
     """The logits of the model in `folder`, loaded as anybody would load it. Raises ToolError where weights are missing,
@@ -38,7 +36,7 @@ def logits_of_export(folder: Path) -> torch.Tensor:
         model, loading_info = auto.from_pretrained(
             folder, device_map={"": "disk"}, offload_folder=scratch, dtype="auto", output_loading_info=True
         )
-        for what in LOADING_ERRORS:
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             names = sorted(map(str, loading_info.get(what) or ()))
             if names:
                 raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")

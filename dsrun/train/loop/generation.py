@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from dsrun.plugin import Example
@@ -36,13 +37,9 @@ def has_prompts(rows: Any) -> bool:
 def padded(rows: Sequence[list[int]], fill: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and their mask, int64 [rows, longest]. A causal model goes on at the right, so its prompts are padded
     on the left."""
-    ids = torch.full((len(rows), max(map(len, rows))), fill)
-    mask = torch.zeros_like(ids)
-    for k, row in enumerate(rows):
-        place = slice(ids.shape[1] - len(row), None) if left else slice(len(row))
-        ids[k, place] = torch.tensor(row)
-        mask[k, place] = 1
-    return ids, mask
+    ids, side = [torch.tensor(row, dtype=torch.int64) for row in rows], "left" if left else "right"
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True, padding_side=side)
+    return pad_sequence(ids, batch_first=True, padding_value=fill, padding_side=side), mask
 
 
 class _BeatEachToken(StoppingCriteria):

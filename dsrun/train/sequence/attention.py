@@ -7,21 +7,8 @@ either way, and checkpoints keep the layout that they have without sequence para
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dsrun.train.base.refusals import refuse
-
-
-def sequence_group(degree: int) -> Any:
-    """The group of `degree` neighbouring ranks that this rank is in; called on all ranks."""
-    mine = None
-    for first in range(0, dist.get_world_size(), degree):
-        ranks = list(range(first, first + degree))
-        # All ranks make every group: torch demands it of those, too, that are not in it.
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            mine = group
-    return mine
 
 
 class UlyssesAttention:

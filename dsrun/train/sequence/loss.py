@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.protocol import PreferenceInputs
-from dsrun.train.sequence.attention import UlyssesAttention, sequence_group
+from dsrun.train.sequence.attention import UlyssesAttention
 
 TILE = 1024
 """Tokens whose logits exist at a time; with 128,000 of a vocabulary they take 1.5 GiB with their gradients."""
@@ -41,7 +41,9 @@ class SequenceLoss(ModelLoss):
         self.tiles = -(-length // degree // TILE)
         self.attention: UlyssesAttention | None = None
         if degree > 1:
-            self.attention = UlyssesAttention(model, sequence_group(degree), length)
+            # Of neighbouring ranks. All make every group: torch demands it of those, too, that are not in it.
+            group, _ = dist.new_subgroups(degree)
+            self.attention = UlyssesAttention(model, group, length)
         self._tile_head(model)
 
     def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
