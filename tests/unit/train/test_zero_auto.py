@@ -9,7 +9,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.model import zero_auto
-from dsrun.zero.memory.model.count import FAMILIES
+from dsrun.zero.memory.model.shapes import families
 from dsrun.zero.memory.plan_request import cluster
 
 GPU = DistributedWorld(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
@@ -78,7 +78,7 @@ def test_zero_auto_rejects_what_fits_nowhere(monkeypatch):
 def test_zero_auto_reads_shapes_off_unknown_family():
     """Seven billion weights, of a model that is built for it without storage."""
     cohere = AutoConfig.for_model("cohere", num_hidden_layers=32, hidden_size=4096, num_attention_heads=32)
-    assert cohere.model_type not in FAMILIES
+    assert cohere.model_type not in families()
     recipe, words = settled("--max-length", "1024", config=cohere)
     assert words.endswith("(`dsrun plan` says why)")
     assert recipe.spec.micro_batch_size >= 1
