@@ -4,9 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import click
-
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line
 from dsrun.diagnosis.diagnose import RunVerdict, likely, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
@@ -26,20 +24,7 @@ from dsrun.system.terminal.display import counted, duration, figure, padded
 STDIN = "-"
 
 
-@click.command(cls=Command, name="diagnose")
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...|FOLDER|-")
-@format_option
-def command(*, logs: tuple[str, ...], form: str) -> int:
-    """Why a run stopped: the cause, the rank that failed first, the line that shows it, and the fix; of a run that has
-    finished, when and with which loss.
-
-    LOG is a log of any launcher or scheduler, also compressed; of several, such as one per rank, the root cause is
-    named, and of several jobs (slurm-71233.out) each one's. `-` reads standard input. FOLDER is the run folder of a
-    `dsrun train`, or one with logs.
-
-    The exit code is 0 where no sign of a failure is known, 3 where an error was found, and 2 where a log cannot be
-    read or is not text.
-    """
+def diagnose(*, logs: tuple[str, ...], form: str) -> int:
     verdicts = _verdicts(logs)
     if form == "json":
         found = {name: verdict.as_dict() for name, verdict in verdicts.items()}
@@ -147,3 +132,6 @@ def _none_found(verdict: RunVerdict) -> Message:
         lines = text_of("verdict.in_logs", lines=lines, logs=counted(len(verdict.logs), "log"))
     parts = [text_of("verdict.no_sign", lines=lines)]
     return joined("; ", parts if verdict.trained else [*parts, text_of("verdict.no_training")])
+
+
+command = format_option(declared(__file__, "dsrun.cli.diagnose:diagnose", "diagnose.toml"))

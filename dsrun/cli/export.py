@@ -5,11 +5,12 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dsrun.checkpoints import export_source
-from dsrun.cli.options import DEBUG, Command
+from dsrun.cli.options import DEBUG, declared
 from dsrun.errors import DsrunError, UsageError
 from dsrun.models.folder import find
 from dsrun.runs.folder import RunFolder
@@ -28,35 +29,11 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 
+_PATH = click.Path(path_type=Path)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
-@click.command(cls=Command, name="export")
-@click.argument("source", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
-@click.option("--to", required=True, metavar="DIR", type=click.Path(path_type=Path), help="folder to write")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="dtype of the weights  [default: as saved]")
-@click.option("--merge-lora", is_flag=True, help="merge a LoRA adapter into its base model")
-@click.option("--base", metavar="MODEL", help="the vision-language model to put a text model back into")
-@click.option("--text-only", is_flag=True, help="of a vision-language model, the text model alone")
-@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="largest size of one file")
-@click.option("--force", is_flag=True, help="replace the content of --to")
-@DEBUG
-def command(
-    *,
-    source: Path,
-    to: Path,
-    dtype: str | None,
-    merge_lora: bool,
-    base: str | None,
-    text_only: bool,
-    max_shard_size: str,
-    force: bool,
-) -> int:
-    """Write the weights of a run or a checkpoint as a Hugging Face folder, and verify that it computes the same.
-
-    Of a finished RUN this is the final model, else its newest valid checkpoint. It needs no GPU, and memory for one
-    tensor.
-    """
+def export(*, source: Path, to: Path, merge_lora: bool, max_shard_size: str, force: bool, **given: Any) -> int:
     require_training_packages()
     limit = shard_bytes(max_shard_size)
     refuse_target(to, source, force=force)
@@ -66,11 +43,11 @@ def command(
     request = {
         "source": str(chosen.absolute()),
         "to": str(to.absolute()),
-        "dtype": dtype,
+        "dtype": given["dtype"],
         "merge_lora": merge_lora and not is_merged,
         "limit": limit,
         "force": force,
-        **_base(base, chosen, text_only),
+        **_base(given["base"], chosen, given["text_only"]),
     }
     os.environ.update(ENVIRONMENT)
     print_detail(f"exporting {chosen} to {to}")
@@ -118,3 +95,6 @@ def refuse_target(to: Path, source: Path, *, force: bool) -> None:
         raise UsageError(f"--to {to} would replace {source} itself", fix="choose another folder")
     if RunFolder(to).run_json.is_file():
         raise UsageError(f"--to {to} is a run folder, with its checkpoints", fix="choose another folder")
+
+
+command = DEBUG(declared(__file__, "dsrun.cli.export:export", "export.toml", own=globals()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
@@ -35,17 +35,7 @@ Ask by a name or by what SLURM prints:
 GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capability"}
 
 
-@click.command(cls=Command, name="gpus")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--gres", metavar="STRING", help='what SLURM prints, such as "gpu:a100:4(S:0-1)"')
-@click.option("--all", "every", is_flag=True, help="list every model that is known")
-@format_option
-def command(names: tuple[str, ...], gres: str | None, every: bool, form: str) -> None:
-    """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
-
-    NAME is what a tool prints ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") or a short name (a100, "rtx 4090"). The default is
-    the GPUs of this machine. What is not known for certain is null in JSON and "unknown" in the table.
-    """
+def explain(names: tuple[str, ...], gres: str | None, every: bool, form: str) -> None:
     if every and names:
         raise UsageError(f"--all lists every model, and {names[0]} is given", fix="give one of both")
     given = _known() if every else [_named(name) for name in names]
@@ -128,3 +118,6 @@ def _cell(key: str, value: object) -> str:
     if value is None:
         return "unknown" if key == "compute_capability" else "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+command = format_option(declared(__file__, "dsrun.cli.gpus:explain", "gpus.toml"))

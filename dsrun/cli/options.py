@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+Declared = TypeVar("Declared", bound=Callable[..., Any] | click.Command)
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
@@ -44,7 +45,7 @@ class _Format(click.Choice[str]):
         return super().convert("text" if value == "table" else value, param, ctx)
 
 
-def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
+def format_option(function: Declared) -> Declared:
     """Declare --format, passed as `form`, and --debug."""
     shown = click.option(
         "--format", "form", type=_Format(["text", "json"]), default="text", show_default=True,
@@ -138,8 +139,8 @@ def declared(
     """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute".
 
     Arguments and options are as click takes them, but for `choices`, the bounds of an `int` or a `float`, and the
-    `group` of an option in help; a `type` or `callback` is called as in `own`. With `underscores`, options may be
-    written with these too.
+    `group` of an option in help; a `type`, `callback` or `default` may be a name in `own`. With `underscores`, options
+    may be written with these too.
     """
     content = toml_beside(module, name)
     titles: dict[str, str] = {}
@@ -159,9 +160,9 @@ def declared(
 
 
 def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    row |= {key: own[row[key]] for key in ("type", "callback") if key in row}
+    row |= {key: own[row[key]] for key in ("type", "callback", "default") if row.get(key) in own}
     if "/" in row["param_decls"][0]:
-        row["default"] = None  # neither on nor off, which TOML cannot say
+        row.setdefault("default", None)  # neither on nor off, which TOML cannot say
     if "choices" in row:
         row["type"] = click.Choice(row.pop("choices"), case_sensitive=row.pop("case_sensitive", True))
     for kind, plain, bounded in (("int", click.INT, click.IntRange), ("float", click.FLOAT, click.FloatRange)):

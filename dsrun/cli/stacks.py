@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
@@ -19,20 +19,10 @@ WAIT_S = 15.0
 STALE_S = 60.0
 """Of a node whose status has not been written for so long no answer is awaited."""
 _POLL_S = 0.1
+_PATH = click.Path(path_type=Path)
 
 
-@click.command(cls=Command, name="stacks")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--full", is_flag=True, help="print the whole stacks, too: of all threads of each rank")
-@format_option
-def command(run: Path, full: bool, form: str) -> int:
-    """Where each rank of a running run stands: in which collective operation, loader, lock or line of the program.
-
-    RUN is its folder, on any machine that sees it. The supervisor of each node writes the stacks of its ranks within a
-    few seconds; training goes on. Ranks that stand apart from most, and may be what the others wait for, are marked.
-
-    Nodes that do not answer within 15 s are named, and the exit code is 1.
-    """
+def show(run: Path, full: bool, form: str) -> int:
     nodes = read_node_status(run)
     if not nodes:
         what = "has no status of a supervisor" if run.is_dir() else "does not exist"
@@ -117,3 +107,6 @@ def _stacks(request: Path, rank: int) -> str:
         return (request / f"rank-{rank}.stacks.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "(no stack: neither may py-spy look, nor does the process answer)"
+
+
+command = format_option(declared(__file__, "dsrun.cli.stacks:show", "stacks.toml", own=globals()))

@@ -4,11 +4,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, OptionGroup, format_option
+from dsrun.cli.options import OptionGroup, declared, format_option
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
 from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
@@ -29,22 +29,10 @@ from dsrun.wheel.verify.wheel_check import (
     verify_here,
 )
 
+_OWN = {"_PATH": click.Path(path_type=Path), "AT_ONCE": AT_ONCE}
 
-@click.command(cls=Command, name="verify-wheel")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--on", metavar="NODE-LIST", help="run it on these nodes, over srun or ssh: gpu[01-04],login")
-@click.option("--for", "target", metavar="LIST", help="compare with these GPUs, or slurm: a100,h100 or 8.0;9.0")
-@click.option("--python", metavar="PATH", help="interpreter of the environment to check  [default: this one]")
-@click.option("--prove/--no-prove", default=True, show_default=True, help="load its operations and run each once")
-@format_option
-def verify_command(
-    *, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str
-) -> int:
-    """Read a DeepSpeed wheel and compare it with this machine, with other GPUs (--for) or other nodes (--on).
 
-    Reading needs neither CUDA nor torch. If torch is installed, the wheel is installed into a temporary folder and
-    every operation runs once. The exit code is 3 if there are errors.
-    """
+def verify(*, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str) -> int:
     if on == "" or target == "":
         raise UsageError(f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or remove it")
     if on and target:
@@ -109,41 +97,16 @@ for each in (list_command, gc_command, index_command):
     command.add_command(each)
 
 
-@command.command(name="push", short_help="install FILE on every node that it fits, and run each operation once")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--nodes", metavar="LIST", help="gpu[01-04],login  [default: those of the SLURM allocation]")
-@click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="nodes, in DeepSpeed's format")
-@click.option("--python", metavar="PATH", help="interpreter of the environment there  [default: this one's path]")
-@click.option("--to", "folder", metavar="DIR", help="folder for the wheel  [default: /tmp/dsrun-wheels-USER]")
-@click.option("--via", type=click.Choice(["srun", "ssh"]), help="how to reach the nodes  [default: srun in SLURM]")
-@click.option("--at-once", type=click.IntRange(min=1), default=AT_ONCE, show_default=True, help="nodes at a time")
-@click.option("--force", is_flag=True, help="install it again where it is installed")
-@format_option
-def push_command(
-    *,
-    file: Path,
-    nodes: str | None,
-    hostfile: Path | None,
-    python: str | None,
-    folder: str | None,
-    via: Literal["srun", "ssh"] | None,
-    at_once: int,
-    force: bool,
-    form: str,
-) -> int:
-    """Compare every node with FILE; where it fits, copy it there, install it with --no-deps and run each operation.
-
-    Nodes that have it already receive nothing; a damaged installation is repaired. Exit code 3 when a node fails, or
-    two nodes differ in Python, torch, driver or GPU.
-    """
+def push_to_nodes(*, file: Path, at_once: int, form: str, **given: Any) -> int:
     report, findings = examine(file)
     if not report.is_deepspeed:
         raise UsageError(f"{file.name} is not a wheel of DeepSpeed", fix="install it with pip on the nodes")
-    meant, pool = nodes_meant(nodes, hostfile, os.environ, via), NodePool(at_once=at_once)
+    meant, pool = nodes_meant(given["nodes"], given["hostfile"], os.environ, given["via"]), NodePool(at_once=at_once)
     if has_errors(findings):
         _print_push([], findings, form, file.name)  # a damaged wheel is not sent anywhere
         return EXIT_FINDINGS
-    task = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder(), force=force)
+    python, folder = given["python"] or sys.executable, given["folder"] or default_folder()
+    task = NodeTask(report=report, python=python, folder=folder, force=given["force"])
     with interrupted_by_stop_signals():
         reports = push(meant, task, pool)
     findings += differences(reports)
@@ -162,3 +125,7 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
         print_table(rows(reports))
         click.echo()
     print_findings([*(each for report in reports for each in report.findings), *findings], total=name)
+
+
+verify_command = format_option(declared(__file__, "dsrun.cli.wheel:verify", "verify_wheel.toml", own=_OWN))
+command.add_command(format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN)))

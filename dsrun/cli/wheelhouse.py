@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import Command, declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.variables import cache_root
@@ -48,15 +48,7 @@ def list_command(*, folder: Path | None, form: str) -> int:
     return 0
 
 
-@click.command(cls=Command, name="gc", short_help="remove wheels that nobody has used for a while from the store")
-@click.option(
-    "--older-than", "days", type=click.FloatRange(min=0), default=90, show_default=True, metavar="DAYS",
-    help="remove what was not used for so long",
-)  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="print what would be removed, and remove nothing")
-@format_option
-def gc_command(*, days: float, dry_run: bool, form: str) -> int:
-    """Remove wheels, parts of wheels and logs of failed builds from the store. A wheel is used when it is taken."""
+def remove_unused(*, days: float, dry_run: bool, form: str) -> int:
     cache = store()
     removed: list[dict[str, object]] = []
     for path in cache.unused(days):
@@ -95,3 +87,6 @@ def index_command(*, folder: Path, form: str) -> int:
     some = next((name for name in counts if name != ALL), ALL)
     print_line(f"pip install deepspeed==VERSION --extra-index-url {(place / some).as_uri()}/")
     return 0
+
+
+gc_command = format_option(declared(__file__, "dsrun.cli.wheelhouse:remove_unused", "wheel_gc.toml"))

@@ -4,11 +4,11 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_findings, print_json, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
@@ -25,37 +25,13 @@ from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.view import TrainingFlags
 
 STDIN = "-"
+_ANY = click.UNPROCESSED
 YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
 
 
-@click.command(cls=Command, name="check")
-@click.argument("file")
-@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING FLAGS…]")
-@click.option("--against", metavar="RUN.YAML", help="compare with the training flags of this run.yaml")
-@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="number of GPUs, for the batch sizes")
-@click.option(
-    "--for",
-    "target",
-    type=click.Choice(["trainer", "deepspeed"]),
-    help='who reads the file; default: the HF Trainer if it has an "auto" that the Trainer fills, else either',
-)
-@click.option("--gpu", metavar="NAME", help="GPU that it will run on: a100-80, V100, …")
-@format_option
-def check_command(
-    *,
-    file: str,
-    flags: tuple[str, ...],
-    against: str | None,
-    world_size: int | None,
-    target: Literal["trainer", "deepspeed"] | None,
-    gpu: str | None,
-    form: str,
-) -> int:
-    """Find errors in a DeepSpeed JSON (FILE, or - for standard input), or in accelerate's YAML.
-
-    The exit code is 3 if there are errors, else 0, also with warnings and remarks.
-    """
+def check_file(*, file: str, flags: tuple[str, ...], against: str | None, form: str, **given: Any) -> int:
+    target, world_size = given["target"], given["world_size"]
     if target == "deepspeed" and (flags or against):
         raise UsageError("--for deepspeed does not go with training flags", fix="only the Trainer compares them")
     text, name = read_text(file)
@@ -73,7 +49,7 @@ def check_command(
         world_size=world_size or values.get("nproc"),
         against=known,
         model_type=model_type_of(values.get("model")),
-        gpu=require_gpu(gpu) if gpu else None,
+        gpu=require_gpu(given["gpu"]) if given["gpu"] else None,
     )
     if found is not None:
         # Remarks are about keys that the YAML cannot have.
@@ -118,18 +94,7 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     return TrainingFlags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
 
 
-@click.command(cls=Command, name="upgrade")
-@click.argument("file")
-@click.option("-o", "--output", metavar="OUT", help="write to this file instead of stdout")
-@click.option("--in-place", is_flag=True, help="write to FILE itself")
-@click.option("--force", is_flag=True, help="replace OUT if it exists")
-def upgrade_command(file: str, output: str | None, in_place: bool, force: bool) -> int:
-    """Replace the old keys of a DeepSpeed JSON (FILE, or -), or the Transformers 4 flags of a run.yaml; write the
-    DeepSpeed JSON of accelerate's YAML.
-
-    The new text goes to standard output, the changes and their reasons to standard error. The exit code is 3 if errors
-    remain.
-    """
+def upgrade_file(file: str, output: str | None, in_place: bool, force: bool) -> int:
     if in_place and (output or file == STDIN):
         raise UsageError("--in-place needs a file, and does not go with --output", fix="remove one of them")
     accelerate = read_accelerate(*read_text(file)) if file.endswith(YAML) else None
@@ -179,3 +144,7 @@ def _left(findings: list[Finding]) -> list[str]:
     from dsrun.findings.show import in_english  # `dsrun config` imports this module, too
 
     return [in_english(each).line for each in errors_in(findings)]
+
+
+check_command = format_option(declared(__file__, "dsrun.cli.config.lint:check_file", "check.toml", own=globals()))
+upgrade_command = declared(__file__, "dsrun.cli.config.lint:upgrade_file", "upgrade.toml")

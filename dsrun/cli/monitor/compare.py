@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import ComparisonRow, curves, differences, labels, metrics
@@ -27,18 +27,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-@click.command(cls=Command, name="compare")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
-@click.option(
-    "--metric", default="loss", show_default=True, metavar="NAME", help="metric to plot, such as eval_loss or lr"
-)
-@format_option
-def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
-    """What differs between runs: settings and versions, metrics, and their loss curves over each other.
-
-    RUN is the --output of a dsrun train or launch; 2 to 10 of them.
-    """
-
+def compare(*, runs: tuple[str, ...], metric: str, form: str) -> int:
     if not 2 <= len(runs) <= MOST:
         raise UsageError(f"{counted(len(runs), 'run')} to compare", fix=f"name 2 to {MOST}")
     if len({Path(run).resolve() for run in runs}) < len(runs):
@@ -106,3 +95,6 @@ def _print_plot(metric: str, drawn: dict[str, list[tuple[int, float]]]) -> None:
         console.print(plot)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=True)
+
+
+command = format_option(declared(__file__, "dsrun.cli.monitor.compare:compare", "compare.toml"))

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
@@ -14,24 +14,11 @@ from dsrun.monitoring.run_status import RunState, status_json
 from dsrun.system.terminal.display import duration, figure, size_text
 from dsrun.system.terminal.stderr import print_note
 
+_SORT = click.Choice(SORTS)
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
 
 
-@click.command(cls=Command, name="runs")
-@click.argument("folder", required=False, metavar="[DIR]")
-@click.option(
-    "--sort", "order", type=click.Choice(SORTS), default="age", show_default=True,
-    help="what to sort by; age: the run written to last comes first",
-)  # fmt: skip
-@click.option("--state", metavar="STATE", help="only runs in this state, or in one of several: training,failed")
-@click.option("--no-size", is_flag=True, help="do not add up the sizes of the files, which takes time on slow disks")
-@format_option
-def command(*, folder: str | None, order: str, state: str | None, no_size: bool, form: str) -> int:
-    """All runs of a folder: state, step, loss, best evaluation, time since the last output, size on disk.
-
-    DIR is searched two levels deep; without it ./runs, or the current folder where there is none.
-    """
-
+def show(*, folder: str | None, order: str, state: str | None, no_size: bool, form: str) -> int:
     states = _states(state)
     place = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
     rows = sort_rows(runs_of(place, with_size=not no_size), order)
@@ -52,7 +39,6 @@ def _states(state: str | None) -> set[str]:
     """The states that --state names. Raises UsageError for one that there is not."""
     if state is None:
         return set()
-
     known = get_args(RunState)
     named = [each.strip().lower() for each in state.split(",") if each.strip()]
     for each in named:
@@ -64,12 +50,10 @@ def _states(state: str | None) -> set[str]:
 
 def as_json(row: RunRow) -> dict[str, Any]:
     """A row as docs/monitor.md describes it. What takes all of a run's events to know is left to dsrun monitor."""
-
     return {"name": row.name, "gpus": list(row.gpus), "bytes": row.bytes, **status_json(row.status)}
 
 
 def _cells(row: RunRow) -> Sequence[str]:
-
     status, best = row.status, row.status.best
     step = "" if status.step is None else f"{status.step:,}" + (f"/{status.max_steps:,}" if status.max_steps else "")
     names = {name.removeprefix("NVIDIA ") for name in row.gpus}
@@ -85,3 +69,6 @@ def _cells(row: RunRow) -> Sequence[str]:
         "" if row.bytes is None else size_text(row.bytes),
         f"{ranks} × {', '.join(sorted(names))}" if names and ranks else ranks,
     )
+
+
+command = format_option(declared(__file__, "dsrun.cli.monitor.runs:show", "runs.toml", own=globals()))

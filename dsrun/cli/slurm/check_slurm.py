@@ -1,9 +1,7 @@
 """`dsrun check-slurm`: what is wrong with an sbatch script, or dsrun's script for the same job."""
 
-import click
-
 from dsrun.cli.config.lint import read_text
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_findings, print_json
 from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
@@ -16,15 +14,7 @@ from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.lint.codes import printable
 
 
-@click.command(cls=Command, name="check-slurm")
-@click.argument("file")
-@click.option("--convert", "converts", is_flag=True, help="print dsrun render-slurm's script for the same job instead")
-@format_option
-def command(*, file: str, converts: bool, form: str) -> int:
-    """Find errors in an sbatch script (FILE, or - for standard input).
-
-    The exit code is 3 if there are errors, else 0, also with warnings. Nothing is run or submitted.
-    """
+def check(*, file: str, converts: bool, form: str) -> int:
     if converts and form == "json":
         raise UsageError("--convert does not go with --format json", fix="remove one of them")
     text, name = read_text(file, what="an sbatch script")
@@ -39,3 +29,6 @@ def command(*, file: str, converts: bool, form: str) -> int:
     else:
         print_findings(findings, total=shown)
     return EXIT_FINDINGS if has_errors(findings) else 0
+
+
+command = format_option(declared(__file__, "dsrun.cli.slurm.check_slurm:check", "check_slurm.toml"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
@@ -29,21 +29,9 @@ from dsrun.system.terminal.stderr import print_detail, print_note
 MOST_HOURS = 1_000_000
 
 
-@click.command(cls=Command, name="jobs")
-@click.argument("job_id", required=False, metavar="[ID]")
-@click.option("--follow", is_flag=True, help="show the job's log to its end and exit with its exit code")
-@click.option("--state", metavar="STATE", help="only jobs in this state, or in one of several: RUNNING,FAILED")
-@click.option("--name", metavar="PATTERN", help="only jobs of this name, in which * stands for anything")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most jobs that are listed")
-@click.option("--hours", type=float, default=24, show_default=True, help="how long ended jobs are listed")
-@format_option
-def command(
+def show(
     *, job_id: str | None, follow: bool, state: str | None, name: str | None, limit: int, hours: float, form: str
 ) -> int:
-    """Your SLURM jobs: state, nodes, run folder, last step and loss.
-
-    With an ID (of a job, an array, or a task such as 12_3), show that one in detail.
-    """
     _check_flags(job_id, follow=follow, hours=hours)
     if follow and form == "json":
         raise UsageError("--follow does not go with --format json", fix="remove one of them")
@@ -81,7 +69,6 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
 
     Ctrl-C leaves the job running.
     """
-
     try:
         return follow(
             job_id,
@@ -170,3 +157,6 @@ def _step(job: SlurmJob) -> str:
     epoch = f", epoch {job.progress.epoch:.2f}" if job.progress.epoch is not None else ""
     done = "; the run has reached its end" if job.finished else ""
     return f"{job.progress.step}{epoch}, at {job.progress.time}{done}"
+
+
+command = format_option(declared(__file__, "dsrun.cli.slurm.jobs:show", "jobs.toml"))
