@@ -96,9 +96,14 @@ class _Context(click.Context):
 
 
 class Command(click.Command):
-    """A command whose --help is described as every other option is: lower case, no full stop."""
+    """A command whose --help is described as every other option is: lower case, no full stop. Its options are shown
+    under the `titles` of their names, where it has any."""
 
     context_class = _Context
+
+    def __init__(self, *args: Any, titles: Mapping[str, str] | None = None, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.titles = titles or {}
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -115,12 +120,6 @@ class Command(click.Command):
         found: list[CompletionItem[str]] = imported("dsrun.cli.completion:offered")(self, ctx, incomplete)
         return found
 
-
-class GroupedCommand(Command):
-    """Shows its options under the `titles` of their names, where it has any."""
-
-    titles: Mapping[str, str]
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.titles:
             write_grouped_options(self, ctx, formatter, self.titles)
@@ -133,10 +132,15 @@ def declared(
     callback: str,
     name: str = "command.toml",
     *,
-    cls: type[Command] = GroupedCommand,
+    cls: type[Command] = Command,
     own: Mapping[str, Any] | None = None,
 ) -> Command:
-    """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute".
+    """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute"."""
+    return cls(callback=lazy_callback(callback), **declaration(module, name, own))
+
+
+def declaration(module: str, name: str | None = None, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the TOML file `name` beside a module declares, by default that of its name, as Command takes it.
 
     Arguments and options are as click takes them, but for `choices`, the bounds of an `int` or a `float`, and the
     `group` of an option in help; a `type`, `callback` or `default` may be a name in `own`. With `underscores`, options
@@ -151,12 +155,7 @@ def declared(
             params.append(made(**_as_click_takes(row, own or {})))
             titles |= {params[-1].name or "": title} if title else {}
     settings = HYPHENS if content.get("underscores") else {}
-    command = cls(
-        callback=lazy_callback(callback), params=params, **{"context_settings": settings, **content["command"]}
-    )
-    if isinstance(command, GroupedCommand):
-        command.titles = titles
-    return command
+    return {"context_settings": settings, "params": params, "titles": titles, **content["command"]}
 
 
 def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,9 +265,7 @@ class RenderCommand(Command):
             ),
             click.Option(["--config"], metavar="FILE", help=f"run.yaml to run, and whose {section} section applies"),
         ]
-        super().__init__(
-            params=[*own, *params], callback=lazy_callback(callback), context_settings=HYPHENS, **attributes
-        )
+        super().__init__(params=[*own, *params], callback=lazy_callback(callback), **attributes)
         self.titles = {each.name: title for title, found in by_group(spec).items() for each in found}
 
     def translated(self, own: list[str]) -> list[str]:
@@ -293,6 +290,3 @@ class RenderCommand(Command):
         if flag.lstrip("-").replace("-", "_") not in vocabulary():
             return error
         return UsageError(f"{flag} is a flag of dsrun train", fix=f"write it after --: -- train {flag} …")
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_grouped_options(self, ctx, formatter, self.titles)

@@ -88,15 +88,6 @@ def _print_verification(done: WheelVerification, reports: list[NodeReport], form
     print_findings(done.findings, total=done.report.path.name)
 
 
-@click.group(cls=OptionGroup, name="wheel")
-def command() -> None:
-    """Wheels in the store, in folders for pip, and on the nodes of a cluster."""
-
-
-for each in (list_command, gc_command, index_command):
-    command.add_command(each)
-
-
 def push_to_nodes(*, file: Path, at_once: int, form: str, **given: Any) -> int:
     report, findings = examine(file)
     if not report.is_deepspeed:
@@ -128,4 +119,9 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
 
 
 verify_command = format_option(declared(__file__, "dsrun.cli.wheel:verify", "verify_wheel.toml", own=_OWN))
-command.add_command(format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN)))
+push_command = format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN))
+command = OptionGroup(
+    "wheel",
+    [list_command, gc_command, index_command, push_command],
+    help="Wheels in the store, in folders for pip, and on the nodes of a cluster.",
+)

@@ -5,7 +5,7 @@ from itertools import takewhile
 
 import click
 
-from dsrun.cli.options import HYPHENS, LazyGroup, field_option, lazy_callback, write_grouped_options
+from dsrun.cli.options import LazyGroup, declaration, field_option, lazy_callback, write_grouped_options
 from dsrun.engine_options import OPTIMIZER_ONLY
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
@@ -104,28 +104,6 @@ def _meant(name: str, known: set[str]) -> str | None:
     return f"--set {key}=VALUE" if key else None
 
 
-command = ConfigGroup(
-    name="config",
-    help="Write a DeepSpeed configuration as JSON: for the Hugging Face Trainer, or for DeepSpeed alone.",
-    callback=lazy_callback("dsrun.cli.config.generate:run"),
-    params=[
-        *(field_option(each, TYPES) for each in options().values()),
-        click.Option(["--bf16"], is_flag=True, help="the same as --precision bf16"),
-        click.Option(["--fp16"], is_flag=True, help="the same as --precision fp16"),
-        click.Option(
-            ["--offload"],
-            type=click.Choice(("none", "cpu", "nvme", OPTIMIZER_ONLY)),
-            help="cpu, nvme: the same as --offload-optimizer, and under ZeRO 3 as --offload-param too",
-        ),
-        click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
-        click.Option(["--force"], is_flag=True, help="replace the file"),
-        click.Option(["--list", "list_shipped"], is_flag=True, help="list the ready-made files of ds_configs/"),
-        click.Option(["--explain"], is_flag=True, help="explain each key and why it has its value"),
-        click.Option(["--format", "form"], type=click.Choice(("text", "json")), help="format of --explain and --list"),
-    ],
-    lazy=COMMANDS,
-    invoke_without_command=True,
-    no_args_is_help=False,
-    subcommand_metavar="[check|upgrade …]",
-    context_settings=HYPHENS,
-)
+_declared = declaration(__file__, own={"_OFFLOAD": click.Choice(("none", "cpu", "nvme", OPTIMIZER_ONLY))})
+_declared["params"][:0] = [field_option(each, TYPES) for each in options().values()]
+command = ConfigGroup(callback=lazy_callback("dsrun.cli.config.generate:run"), lazy=COMMANDS, **_declared)

@@ -219,15 +219,11 @@ def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Layo
 
 
 def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
-    if hints.text_column:
-        return RowLayout("text", (hints.text_column,))
-    for column in TEXTS:
-        if column in columns:
-            return RowLayout("text", (column,))
+    if column := hints.text_column or next((name for name in TEXTS if name in columns), None):
+        return RowLayout("text", (column,))
     if len(columns) == 1 and isinstance(sample.get(columns[0]), str):
-        return RowLayout(
-            "text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text"
-        )
+        notice = f"{where}: the only column, {columns[0]!r}, is taken as the text"
+        return RowLayout("text", (columns[0],), notice=notice)
     return None
 
 
@@ -244,13 +240,10 @@ def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Layou
 
 
 def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> RowLayout | None:
-    present = set(columns)
     for source, target in PAIRS:
-        if hints.text_column and source != (hints.text_column,):
+        if (hints.text_column and source != (hints.text_column,)) or (hints.summary_column or target) != target:
             continue
-        if hints.summary_column and target != hints.summary_column:
-            continue
-        if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
+        if {*source, target} <= {*columns} and not isinstance(sample.get(target), Mapping | list):
             # A prompt is written to be continued as it stands; other pairs need something between their halves.
             return RowLayout("pair", source, target, separator="" if source == ("prompt",) else "\n")
     return None
@@ -302,11 +295,8 @@ def _columns_fix(columns: Sequence[str], sample: Mapping[str, Any], hints: Layou
 
 def columns_in_words(columns: Sequence[str]) -> str:
     more = len(columns) - _SHOWN
-    return (
-        ", ".join(name or "(without a name)" for name in columns[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
-        if columns
-        else "none"
-    )
+    shown = ", ".join(name or "(without a name)" for name in columns[:_SHOWN]) or "none"
+    return f"{shown} and {more:,} more" if more > 0 else shown
 
 
 def translation_keys(found: Sequence[str], source: str | None, target: str | None, where: str) -> tuple[str, str]:

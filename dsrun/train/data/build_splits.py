@@ -22,8 +22,7 @@ from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
 from dsrun.train.data.encoding.tokenise import RowEncoder
-from dsrun.train.data.reading.plugin_rows import AnySource
-from dsrun.train.data.reading.sources import FileSource, TableSource
+from dsrun.train.data.reading.sources import AnySource, FileSource, TableSource
 from dsrun.train.data.reading.token_format import narrowest
 from dsrun.train.data.token_files import flat_chunks, rows_digest, write_tokens
 

@@ -79,9 +79,7 @@ def prepare_mixture(
     shares = None if counts == sizes else MixtureShares(tuple(sizes.values()), tuple(counts.values()))
     found = {split: DataMixture(sets, shares if split == "train" else None) for split, sets in splits.items() if sets}
     return PreparedData(
-        train=found.get("train"),
-        validation=found.get("validation"),
-        test=found.get("test"),
+        **{split: found.get(split) for split in SPLITS},
         counts={f"{name} {split}": each for name, data in prepared.items() for split, each in data.counts.items()},
         unread={f"{name} {split}": each for name, data in prepared.items() for split, each in data.unread.items()},
         notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),

@@ -1,6 +1,7 @@
 """From the data that the user named to prepared rows: the entry point of this package."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,15 @@ from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import pad_with_end, prefix_notice, set_languages, tokenizer_identity
 from dsrun.train.data.encoding.unknown import refuse_unknown
 from dsrun.train.data.lengths import idle_lengths, limits_of
-from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.sources import DataSource, DataSources, FileSource, TableSource, find_sources
+from dsrun.train.data.reading.sources import (
+    AnySource,
+    DataSource,
+    DataSources,
+    FileSource,
+    PluginSource,
+    TableSource,
+    find_sources,
+)
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 
@@ -158,12 +166,9 @@ class Preparation:
             "libraries": {each.__name__: each.__version__ for each in (tokenizers, transformers)},
         }
 
-        def make(work: Path) -> CacheMeta:
-            return build(job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress)
-
         return obtain(
             key_of(parts),
-            make,
+            partial(build, job, source, self.tokenizer, num_proc=self.spec.num_proc, progress=self.progress),
             overwrite=self.spec.overwrite_cache,
             waiting=self._waiting,
             notify=self.notify,
@@ -260,12 +265,11 @@ class Preparation:
         )
 
     def _origin(self, name: str) -> str:
-        counts = []
-        for split in SPLITS:
-            rows = self.data.get(split)
-            if split not in self.request.splits or rows is None:
-                continue
-            counts.append(f"streamed {split}" if isinstance(rows, RowStream) else f"{len(rows):,} {split}")
+        counts = [
+            f"streamed {split}" if isinstance(rows, RowStream) else f"{len(rows):,} {split}"
+            for split in SPLITS
+            if split in self.request.splits and (rows := self.data.get(split)) is not None
+        ]
         blocks = any(isinstance(rows, TokenBlocks) for rows in self.data.values())
         unit = f" blocks of {self.limits.source:,} tokens" if blocks else ""
         return f"{name}: {', '.join(counts)}{unit}"

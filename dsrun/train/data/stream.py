@@ -16,8 +16,7 @@ from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.recipe.rows.readers import RawRow, ReadPosition
 from dsrun.train.data.build_splits import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.encoding.tokenise import RowEncoder
-from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.sources import FileSource, TableSource
+from dsrun.train.data.reading.sources import AnySource, FileSource, PluginSource, TableSource
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.

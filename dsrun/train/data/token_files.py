@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -22,6 +24,7 @@ from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, format_of,
 _CHUNK = 1 << 24
 
 
+@dataclass(eq=False)
 class TokenBin(Dataset):
     """Map-style blocks of a token file: {"input_ids", "labels"}, each int64 [at most block_size], both the same.
 
@@ -33,26 +36,18 @@ class TokenBin(Dataset):
 
     column_names = ("input_ids", "labels")
 
-    def __init__(
-        self,
-        path: Path,
-        dtype: str,
-        block_size: int,
-        *,
-        offset: int = 0,
-        start: int = 0,
-        stop: int | None = None,
-        sha256: str = "",
-    ) -> None:
-        self.path = path
-        self.dtype = dtype
-        self.offset = offset
-        self.block_size = block_size
-        self.sha256 = sha256
-        self.start = start
-        there = count_tokens(path, dtype, offset)
-        self.stop = there if stop is None else min(stop, there)
-        self._map: np.ndarray | None = None
+    path: Path
+    dtype: str
+    block_size: int
+    _: KW_ONLY
+    offset: int = 0
+    start: int = 0
+    stop: int = sys.maxsize
+    sha256: str = ""
+    _map: np.ndarray | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.stop = min(self.stop, count_tokens(self.path, self.dtype, self.offset))
 
     def __len__(self) -> int:
         return math.ceil(self.tokens / self.block_size)
@@ -83,11 +78,8 @@ class TokenBin(Dataset):
 
     def cut(self, first: int, last: int) -> "TokenBin":
         """The blocks from `first` to before `last`."""
-        edges = (min(self.start + number * self.block_size, self.stop) for number in (first, last))
-        start, stop = edges
-        return TokenBin(
-            self.path, self.dtype, self.block_size, offset=self.offset, start=start, stop=stop, sha256=self.sha256
-        )
+        start, stop = (min(self.start + number * self.block_size, self.stop) for number in (first, last))
+        return replace(self, start=start, stop=stop)
 
     def _tokens(self) -> np.ndarray:
         if self._map is None:

@@ -15,8 +15,7 @@ from dsrun.train.data.build_splits import encoder_for, layout_of, normal_row, no
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.prepare import Preparation
 from dsrun.train.data.preview import STATES, ShownSample, blocks_of, shown
-from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.sources import FileSource
+from dsrun.train.data.reading.sources import AnySource, FileSource, PluginSource
 from dsrun.train.data.token_files import is_bin
 
 LOOKED_AT = 2000

@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders of them, saved datasets and the Hub."""
+"""Where rows come from: files, folders of them, saved datasets and the Hub, and a plugin that makes others of them."""
 
 import hashlib
 import os
@@ -12,11 +12,13 @@ from huggingface_hub import constants
 from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import refused, unreachable
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, format_of, given_files
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.system.files import sha256_of
+from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.model.load import HTTP_ERROR
 
 SourcePosition = tuple[int, ReadPosition]
@@ -89,6 +91,45 @@ class TableSource:
 
 
 DataSource = FileSource | TableSource
+
+
+@dataclass(frozen=True)
+class PluginSource:
+    """A split whose rows go through `rows` of a plugin, before anything is known of their columns."""
+
+    source: DataSource
+    plugin: LoadedPlugin
+    split: str
+
+    @property
+    def where(self) -> str:
+        return self.source.where
+
+    def identity(self) -> str:
+        """Another digest where the data is another, or the plugin's source or version."""
+        return f"{self.source.identity()} {self.plugin.fingerprint} {self.split}"
+
+    def outline(self) -> str | None:
+        """The same for data too large to be read for it; None where that is not known."""
+        if not isinstance(self.source, FileSource):
+            return None
+        return f"{self.source.outline()} {self.plugin.fingerprint}"
+
+    def rows(self) -> RawRows:
+        return ((where, made) for where, row in self.source.rows() for made in self.made(where, row))
+
+    def made(self, where: str, row: RawRow) -> list[RawRow]:
+        """What the plugin makes of one row of the source."""
+        return [row] if UNREADABLE in row else self.plugin.rows(row, self.split, where)
+
+    def sample(self) -> tuple[list[str], RawRow]:
+        columns, sample = sample_of(self.rows())
+        if not sample:
+            raise UsageError(f"rows() of --plugin {self.plugin.file.named} leaves no row of {self.where}")
+        return columns, sample
+
+
+AnySource = DataSource | PluginSource
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.plugin import Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile
 from dsrun.train.base.plugin import LoadedPlugin
-from dsrun.train.data.reading.plugin_rows import PluginSource
-from dsrun.train.data.reading.sources import TableSource
+from dsrun.train.data.reading.sources import PluginSource, TableSource
 from dsrun.train.data.stream import RowStream
 
 ROWS = [{"number": i, "words": [f"{i}", f"{i}{i}"]} for i in range(250)]
