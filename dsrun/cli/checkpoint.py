@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, entries, find
-from dsrun.cli.options import OptionGroup, format_option
+from dsrun.cli.options import Command, OptionGroup, declared, format_option
 from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.texts import text_of
@@ -17,23 +17,11 @@ from dsrun.runs.manifest import FileDamage, complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 from dsrun.system.terminal.display import duration, size_text
 
-_WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
+_PATH = click.Path(path_type=Path)
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
 
 
-@click.group(cls=OptionGroup, name="checkpoint")
-def command() -> None:
-    """List, verify and inspect the checkpoints of a run."""
-
-
-@command.command(name="list", short_help="list steps, sizes and ages; mark the best and damaged ones")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@format_option
-def list_(*, run: Path, form: str) -> int:
-    """List steps, sizes and ages, and mark the best checkpoint, damaged ones and one that is being saved.
-
-    Sizes are compared with the manifest; `dsrun checkpoint verify` reads the contents too.
-    """
+def list_checkpoints(*, run: Path, form: str) -> int:
     place = find(run)
     found = entries(place if isinstance(place, RunFolder) else RunFolder(place.absolute().parent))
     if form == "json":
@@ -45,11 +33,7 @@ def list_(*, run: Path, form: str) -> int:
     return 0
 
 
-@command.command(short_help="read every file and compare it with its manifest")
-@_WHERE
-@format_option
 def verify(*, where: Path, form: str) -> int:
-    """Read every file and compare it with its manifest. Exit code 3 when anything is damaged."""
     place = find(where)
     paths = [path for _, path in place.checkpoints()] if isinstance(place, RunFolder) else [place]
     if not paths:
@@ -73,11 +57,7 @@ def verify(*, where: Path, form: str) -> int:
     return EXIT_FINDINGS if any(damage for _, damage in results) else 0
 
 
-@command.command(short_help="show what a checkpoint contains")
-@_WHERE
-@format_option
 def inspect(*, where: Path, form: str) -> int:
-    """Show what a checkpoint contains; of a run, its newest complete one."""
     found = contents(_one(where))
     if form == "json":
         print_json({"checkpoint": found})
@@ -149,3 +129,16 @@ def _weights(found: CheckpointContents) -> str:
 
 def _short(digest: Any) -> str:
     return f"sha256 {str(digest)[:16]}" if digest else ""
+
+
+def _command(name: str, callback: str) -> Command:
+    return format_option(
+        declared(__file__, f"dsrun.cli.checkpoint:{callback}", f"checkpoint_{name}.toml", own=globals())
+    )
+
+
+command = OptionGroup(
+    "checkpoint",
+    [_command("list", "list_checkpoints"), _command("verify", "verify"), _command("inspect", "inspect")],
+    help="List, verify and inspect the checkpoints of a run.",
+)

@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.options import OptionGroup, declared, format_option
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
-from dsrun.cli.wheelhouse import gc_command, index_command, list_command
+from dsrun.cli.wheelhouse import COMMANDS
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
@@ -119,9 +119,7 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
 
 
 verify_command = format_option(declared(__file__, "dsrun.cli.wheel:verify", "verify_wheel.toml", own=_OWN))
-push_command = format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN))
+_push = format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN))
 command = OptionGroup(
-    "wheel",
-    [list_command, gc_command, index_command, push_command],
-    help="Wheels in the store, in folders for pip, and on the nodes of a cluster.",
+    "wheel", [*COMMANDS, _push], help="Wheels in the store, in folders for pip, and on the nodes of a cluster."
 )

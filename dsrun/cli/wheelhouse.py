@@ -11,7 +11,7 @@ from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of
 from dsrun.wheel.wheelhouse import ALL, find_wheels, write_index
 
-_FOLDER = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path)
 
 
 def store() -> WheelCache:
@@ -19,11 +19,7 @@ def store() -> WheelCache:
     return WheelCache(cache_root() / "wheels")
 
 
-@click.command(cls=Command, name="list", short_help="list the wheels in the store, or in a folder")
-@click.argument("folder", type=_FOLDER, required=False)
-@format_option
-def list_command(*, folder: Path | None, form: str) -> int:
-    """List the wheels in the store, or in FOLDER and the folders in it."""
+def list_wheels(*, folder: Path | None, form: str) -> int:
     place = folder or store().root
     wheels = find_wheels(place) if folder or place.is_dir() else []
     if form == "json":
@@ -69,11 +65,7 @@ def remove_unused(*, days: float, dry_run: bool, form: str) -> int:
     return 0
 
 
-@click.command(cls=Command, name="index", short_help="write an index for pip of the wheels in a folder")
-@click.argument("folder", type=_FOLDER)
-@format_option
-def index_command(*, folder: Path, form: str) -> int:
-    """Write index pages (PEP 503) into FOLDER: one of all its wheels, and one for each torch and accelerator."""
+def write_indexes(*, folder: Path, form: str) -> int:
     try:
         counts = write_index(folder)
     except OSError as error:
@@ -89,4 +81,8 @@ def index_command(*, folder: Path, form: str) -> int:
     return 0
 
 
-gc_command = format_option(declared(__file__, "dsrun.cli.wheelhouse:remove_unused", "wheel_gc.toml"))
+def _command(name: str, callback: str) -> Command:
+    return format_option(declared(__file__, f"dsrun.cli.wheelhouse:{callback}", f"wheel_{name}.toml", own=globals()))
+
+
+COMMANDS = [_command("list", "list_wheels"), _command("gc", "remove_unused"), _command("index", "write_indexes")]

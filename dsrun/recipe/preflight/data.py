@@ -90,11 +90,7 @@ def _files(spec: TrainSpec) -> dict[str, list[Path]] | None:
 
 
 def _check_split(
-    split: str,
-    paths: Sequence[Path],
-    spec: TrainSpec,
-    tasks: Sequence[str],
-    others: Mapping[Path, RowLayout | None],
+    split: str, paths: Sequence[Path], spec: TrainSpec, tasks: Sequence[str], others: Mapping[Path, RowLayout | None]
 ) -> RowLayout | None:
     """The layout of the files of a split, where it can be told. Raises UsageError where they do not mix, or their
     columns or too many of their rows are of no use; `others` are the layouts of splits before it."""

@@ -49,13 +49,8 @@ def normalise(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str
     if layout.kind == "text":
         text = _text(row.get(layout.columns[0]), layout.columns[0], where)
         return {"text": text, "starts": bool(row.get("starts", True)), "ends": bool(row.get("ends", True))}
-    if layout.kind == "chat":
-        return _chat(layout, row, where)
-    if layout.kind == "preference":
-        return _preference(layout, row, where)
-    if layout.kind == "chat-preference":
-        return _chat_preference(layout, row, where)
-    return _tokens(layout, row, where)
+    make = {"chat": _chat, "preference": _preference, "chat-preference": _chat_preference, "tokens": _tokens}
+    return make[layout.kind](layout, row, where)
 
 
 def _preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:

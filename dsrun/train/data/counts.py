@@ -6,6 +6,10 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight import bad_rows
 
+# Shares of the tokens of a side that are unknown to the tokenizer, as those of another language are.
+SOME, MOST = 0.03, 0.5
+FIX = "take a --model whose tokenizer knows such texts"
+
 
 @dataclass
 class RowCounts:
@@ -44,6 +48,13 @@ class RowCounts:
 
     def refuse_bad(self, share: float, *, least: int = 1) -> None:
         bad_rows.refuse_bad(self.left, self.rows, share, least=least)
+
+    def refuse_unknown(self, where: str) -> None:
+        """Raise UsageError where half of the tokens of a side are unknown: such data trains on nothing."""
+        for side, (tokens, unknown) in self.words.items():
+            if unknown >= MOST * tokens > 0:
+                said = f"{where}: the tokenizer does not know {unknown / tokens:.0%} of the tokens of the {side} texts"
+                raise UsageError(f"{said}, which are lost", fix=f"{FIX}, or --force to go on")
 
     @property
     def encoded(self) -> int:

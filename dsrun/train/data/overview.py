@@ -9,9 +9,9 @@ from dsrun.recipe.preflight.splits import SPLITS
 from dsrun.train.base.console import SHOWN_PADDING
 from dsrun.train.data.batches import FILLER, FILLER_LENGTH
 from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import FIX, SOME
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
-from dsrun.train.data.encoding.unknown import FIX, SOME
 from dsrun.train.data.mixture import sets_of, side_lengths
 
 # Many more samples take time, and say the same.

@@ -23,7 +23,6 @@ from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import pad_with_end, prefix_notice, set_languages, tokenizer_identity
-from dsrun.train.data.encoding.unknown import refuse_unknown
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.sources import (
     AnySource,
@@ -203,7 +202,7 @@ class Preparation:
                 counts.limits = self.limits.sides(part.split)
             self.counts[part.split] = counts
             if not self.spec.force:
-                refuse_unknown(counts, f"{part.split} data ({source.where})")
+                counts.refuse_unknown(f"{part.split} data ({source.where})")
             self.notices += counts.notices(part.split)
 
     def token_file(self, split: str, source: FileSource) -> TokenBlocks:

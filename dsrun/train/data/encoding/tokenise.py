@@ -18,8 +18,7 @@ from dsrun.system.files import parse_json
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
-from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
-from dsrun.train.data.encoding.unknown import UnknownTokens, refuse_unknown
+from dsrun.train.data.encoding.tokenizer import DocumentAffixes, UnknownTokens, affixes_of, plain_backend
 from dsrun.train.data.encoding.written import CallNotWritten
 
 STREAMED_ROWS = 1000
@@ -124,7 +123,7 @@ class RowEncoder:
             self.read.add(asdict(counts))
             self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
             if not self.force:
-                refuse_unknown(self.read, self.where)
+                self.read.refuse_unknown(self.where)
             for row in encoded:
                 largest = max(max(row[name], default=0) for name in self.columns if not name.endswith("_text"))
                 check_vocabulary(largest, self.vocab_size, self.where)

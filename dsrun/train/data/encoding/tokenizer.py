@@ -3,15 +3,19 @@
 import hashlib
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import set_template
 from dsrun.train.model.load import from_hub, one_at_a_time
 
@@ -53,6 +57,30 @@ def affixes_of(tokenizer: Any) -> DocumentAffixes:
     if end is not None and end not in after:
         after = [*after, end]
     return DocumentAffixes(tuple(before), tuple(after))
+
+
+@dataclass(frozen=True)
+class UnknownTokens:
+    """`unknown` is the token of a tokenizer for what it does not know, None where it has none or uses it for other
+    things, too (GPT-2); `special` are tokens that say nothing."""
+
+    unknown: int | None
+    special: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "UnknownTokens":
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        others = {getattr(tokenizer, f"{name}_token_id", None) for name in ("eos", "bos", "pad")}
+        # SentencePiece's beginning of a word: T5 makes it and one unknown token of a Chinese sentence.
+        beginning = tokenizer.convert_tokens_to_ids("▁")
+        special = {*getattr(tokenizer, "all_special_ids", ()), beginning, IGNORED} - {unknown, None}
+        return cls(None if unknown in others else unknown, np.array(sorted(special)))
+
+    def count(self, side: str, rows: Sequence[Sequence[int]], counts: RowCounts) -> None:
+        if self.unknown is not None and rows:
+            ids = np.concatenate([np.asarray(row, np.int64) for row in rows])
+            words = ids[~np.isin(ids, self.special)]
+            counts.add({"words": {side: [len(words), int((words == self.unknown).sum())]}})
 
 
 # What a class may override on the way from text to ids.

@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train.data.counts import RowCounts
-from dsrun.train.data.encoding.unknown import UnknownTokens
+from dsrun.train.data.encoding.tokenizer import UnknownTokens
 from dsrun.train.data.overview import data_facts, data_rows
 
 NO_HOLD_OUT = {"validation_split_percentage": 0}
