@@ -30,6 +30,8 @@ PIECE = ("text", "starts", "ends")
 FORMS: dict[str, dict[str, str]] = _KNOWN["forms"]
 _TARGETS = frozenset(target for _, target in PAIRS)
 _PREFERENCES = "prompt, chosen and rejected"
+# Hints that have the names of flags.
+_SAME = ("text_column", "summary_column", "source_lang", "target_lang", "apply_chat_template")
 # Columns that an error names.
 _SHOWN = 20
 
@@ -50,13 +52,9 @@ class LayoutHints:
         """Those of a run that learns this: seq2seq or causal-lm, or dpo."""
         return cls(
             "seq2seq" if task == "seq2seq" else "causal-lm",
-            spec.text_column,
-            spec.summary_column,
-            spec.source_lang,
-            spec.target_lang,
-            spec.apply_chat_template,
-            task == "dpo" or spec.task == "dpo",
-            tuple(spec.ignore_columns),
+            **{name: getattr(spec, name) for name in _SAME},
+            preference=task == "dpo" or spec.task == "dpo",
+            ignore_columns=tuple(spec.ignore_columns),
         )
 
 

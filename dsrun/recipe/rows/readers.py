@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
@@ -109,10 +109,6 @@ def check_columns(paths: Sequence[Path], wanted: Sequence[str]) -> None:
             )
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if is_gzip(path) else path.open("rb")
-
-
 def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, str]]:
     """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
 
@@ -120,7 +116,7 @@ def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[R
     """
     number, offset = start
     try:
-        with _open(path) as file:
+        with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:
             # Seeking stops at the end of a compressed file, but not of a plain one.
             if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
                 fix = "put it back, or --resume never"

@@ -72,7 +72,10 @@ def prepare_mixture(
         each = replace(request, spec=spec, required=frozenset(), is_part=True)
         with naming(name):
             prepared[name] = prepare_data(each, tokenizer, notify=notify, progress=progress)
-    splits = {split: _with_data(prepared, split) for split in SPLITS}
+    splits = {
+        split: {name: rows for name, data in prepared.items() if (rows := getattr(data, split)) is not None}
+        for split in SPLITS
+    }
     _check(request, splits, mix)
     sizes = {name: len(rows) for name, rows in splits["train"].items()}
     counts = epoch_counts(mix, sizes)
@@ -87,12 +90,6 @@ def prepare_mixture(
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
         collator=next(iter(prepared.values())).collator,
     )
-
-
-def _with_data(prepared: Mapping[str, PreparedData], split: str) -> dict[str, Any]:
-    """The rows of the sets that have such a split."""
-    found = {name: getattr(data, split) for name, data in prepared.items()}
-    return {name: rows for name, rows in found.items() if rows is not None}
 
 
 def _check(request: DataRequest, splits: Mapping[str, Mapping[str, Any]], mix: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ class RowStream:
         return self.start()
 
 
-class RowReader:
+class RowReader(Iterator[RawRow]):
     """An iterator over a RowStream. `count` rows lie before the next one."""
 
     def __init__(self, stream: RowStream, state: StreamState) -> None:
@@ -69,9 +69,6 @@ class RowReader:
             if stream.block_size is None
             else blocks(rows, stream.block_size, start, state.get("used", 0))
         )
-
-    def __iter__(self) -> "RowReader":
-        return self
 
     def __next__(self) -> RawRow:
         if self._limit is not None and self.count >= self._limit:
