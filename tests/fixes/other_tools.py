@@ -49,6 +49,8 @@ def words_of(advice: str) -> tuple[str, ...] | None:
     while match := TOKEN.match(rest):
         word, end = match[1].strip("'"), match[2]
         value = OF_FLAG.get(words[-1]) if words and word in VALUES else None
+        if words[-1:] == ["--report_to"] and word != "tensorboard":
+            word = "none"  # whose packages are not installed here
         words.append(value or VALUES.get(word) or re.sub(r"\bN\b", "0.1", word).replace("RATE", "1e-4"))
         rest = rest[match.end() :]
         if end:
