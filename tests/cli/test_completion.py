@@ -96,7 +96,7 @@ def test_completion_keeps_hyphens_or_underscores(values, line, offered):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("train --task ", ["auto", "seq2seq", "causal-lm", "dpo"]),
+        ("train --task ", ["auto", "seq2seq", "causal-lm", "dpo", "distill"]),
         ("train --optim adamw_torch_f", ["adamw_torch_fused"]),
         ("train --weights_dtype bf", ["bfloat16"]),
         ("train --resume n", ["never"]),
@@ -224,7 +224,7 @@ complete -C $argv[1]
     [
         ("dsrun con", ["config"]),
         ("dsrun doctor --node", ["--node-rank", "--nodes"]),
-        ("dsrun train --ze", ["--zero"]),
+        ("dsrun train --zer", ["--zero"]),
         ("dsrun train --task causal", ["causal-lm"]),
         ("dsrun render-slurm -- train --learning_r", ["--learning_rate"]),
     ],
