@@ -105,12 +105,12 @@ class WholeCheckpoint:
 def find_whole(name: str, text: Any, **hub: Any) -> WholeCheckpoint | None:
     """The checkpoint called `name`, or in a folder of this name, whose text model has the config `text`; None where it
     is a text model itself, or has no safetensors. `hub`: cache_dir, revision and token."""
-    file = next(filter(None, (_file(name, each, hub) for each in (SINGLE, INDEX))), None)
     described = _file(name, "config.json", hub)
-    if file is None or described is None:
+    config = parse_json(described.read_text()) if described else {}
+    if config.get("model_type") in (None, text.model_type):
         return None
-    config = parse_json(described.read_text())
-    if config.get("model_type") == text.model_type:
+    file = next(filter(None, (_file(name, each, hub) for each in (SINGLE, INDEX))), None)
+    if file is None:
         return None
     if not Path(name).is_dir():
         with suppress(OSError, ValueError, HfHubHTTPError):
