@@ -168,6 +168,10 @@ def _refusals(flags: str, *, rope: bool = False) -> Iterator[None]:
     notes: list[str] = []
     log, handler = logging.getLogger("transformers.modeling_rope_utils"), logging.Handler()
     handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
+    # Also where TRANSFORMERS_VERBOSITY or a program hides its warnings, which stay hidden then.
+    level, propagate, shown = log.level, log.propagate, log.isEnabledFor(logging.WARNING)
+    log.setLevel(logging.WARNING)
+    log.propagate = propagate and shown
     log.addHandler(handler)
     try:
         yield
@@ -178,6 +182,8 @@ def _refusals(flags: str, *, rope: bool = False) -> Iterator[None]:
         raise UsageError(f"{flags}: {cause.args[0] if isinstance(cause, KeyError) else one_line(cause)}") from error
     finally:
         log.removeHandler(handler)
+        log.propagate = propagate
+        log.setLevel(level)
     if rope and any(note.startswith("Missing validation function") for note in notes):
         raise UsageError(f"{flags}: no such kind of scaling", fix=f"there are {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
     wrong = [note for note in notes if "rope_parameters`" in note and not note.startswith("The explicitly set")]

@@ -1,6 +1,9 @@
 """Values of a model's config that the user sets: what they change, what follows from them, and what is refused."""
 
+import logging
+
 import pytest
+import transformers.utils.logging as transformers_logging
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from dsrun.errors import UsageError
@@ -82,6 +85,31 @@ def test_refused_values(kind, words, message):
         changed(stored(kind), *words)
     assert message in str(caught.value)
     assert words[0] in str(caught.value)
+
+
+@pytest.fixture
+def errors_only():
+    """What is logged where only errors are, as TRANSFORMERS_VERBOSITY=error has it."""
+    before, log, handler, records = (
+        transformers_logging.get_verbosity(),
+        logging.getLogger("transformers"),
+        logging.Handler(),
+        [],
+    )
+    handler.emit = records.append
+    log.addHandler(handler)
+    transformers_logging.set_verbosity_error()
+    yield records
+    transformers_logging.set_verbosity(before)
+    log.removeHandler(handler)
+
+
+@pytest.mark.parametrize("words", [["rope_parameters.factor=4"], ["rope_parameters.rope_type=yarm"]])
+def test_refusals_do_not_depend_on_what_is_logged(words, errors_only):
+    with pytest.raises(UsageError):
+        changed(stored("llama"), *words)
+    assert errors_only == []
+    assert transformers_logging.get_verbosity() == transformers_logging.ERROR
 
 
 def test_layers_of_a_pattern_of_its_own_are_refused():

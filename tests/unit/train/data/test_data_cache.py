@@ -190,7 +190,7 @@ def test_kill_at_any_moment_leaves_no_torn_cache_entry(cache):
     obtain("k", build_slowly, overwrite=True)  # children of this process then ask a second time, and mean it
     # Some reach the end and some do not, however fast the disk is.
     longest = max(0.15, 2 * (time.monotonic() - began))
-    for _ in range(60):
+    for _ in range(40):
         child = os.fork()
         if child == 0:
             obtain("k", build_slowly, overwrite=True)
@@ -203,7 +203,7 @@ def test_kill_at_any_moment_leaves_no_torn_cache_entry(cache):
             parts = [path for path in folder.iterdir() if path.name.startswith("part-")]
             assert {path.stat().st_size for path in parts} == {100}
             assert len(parts) == json.loads((folder / "manifest.json").read_text())["extra"]["parts"]
-    assert found > 10, "an entry is hardly ever there"
+    assert found > 6, "an entry is hardly ever there"
     # The last one may have left a beginning beside a whole entry; it goes with the next build.
     shutil.rmtree(folder, ignore_errors=True)
     obtain("k", build_slowly)
