@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.compat import imported_values
 from dsrun.recipe.compat.other_tools import OUTCOMES, row_of, tables
 from dsrun.recipe.compat.removed import translate, vocabulary
-from dsrun.recipe.flags import all_flags, shown_value
+from dsrun.recipe.flags import SECRETS, all_flags, shown_value
 from dsrun.recipe.parsed_value import from_data
 
 TOOLS = toml_beside(__file__)
@@ -55,7 +55,8 @@ class ImportedRun:
 
     def _key(self, key: str, value: Any, where: str) -> None:
         table, is_whole = tables()[self.keys], self.keys == self.tool
-        row = {"to": key} if is_whole and key not in table and key in vocabulary() else row_of(table, key)
+        ours = vocabulary().keys() - table.keys() - SECRETS
+        row = {"to": key} if is_whole and key in ours else row_of(table, key)
         if row is None and is_whole:
             row = next(filter(None, (row_of(rows, key) for tool, rows in tables().items() if "'" not in tool)), None)
         if row is None:
@@ -84,7 +85,8 @@ class ImportedRun:
             for name, given in row.get("set", {row.get("to"): "$"}).items():
                 self.give(name, _filled(given, value), where, row.get("why", ""))
         elif "refuse" in row and not is_off:
-            self.refused.append(f"{where} {shown_value(key, value)}: {row['refuse']} (or --drop {key})")
+            drop = "" if self.keys.startswith("LLaMA-Factory's") else f" (or --drop {key})"  # these are of another file
+            self.refused.append(f"{where} {shown_value(key, value)}: {row['refuse']}{drop}")
         elif (note := row.get("note") or row.get("answer")) and "refuse" not in row and not is_off:
             self.notes.append(f"{where}: {note}")
 
@@ -96,6 +98,8 @@ class ImportedRun:
             return
         if flag.kind == "list" and isinstance(value, str):
             value = [each.strip() for each in value.split(",")]
+        if flag.kind == "str" and isinstance(value, list) and len(value) == 1:
+            value = value[0]
         try:
             given, notice = translate(from_data(flag, value, spelling=name, source=where, where=where), self.values)
         except UsageError as error:
@@ -132,8 +136,10 @@ def tool_of(config: Mapping[str, Any], shown: str) -> str:
 
 def import_run(run: ImportedRun, gpus: int) -> ImportedRun:
     """The whole file: its keys, then what the tool does where a key is not given and dsrun does something else."""
-    run.read(run.config)
     facts = TOOLS[run.tool]
+    run.read(dict(sorted(run.config.items(), key=lambda item: item[0] in facts.get("last", ()))))
+    empty = [key for key in facts.get("empty", ()) if run.config.get(key, 0) is None]
+    run.refused += [f"{run.place} {key} is empty: {facts['empty'][key]}" for key in empty]
     if any(key in run.config for key in facts["dpo"]):
         run.give("task", "dpo", run.place, "its keys are those of DPO")
     is_dpo = run.values.get("task") == "dpo"
@@ -164,13 +170,12 @@ def _adapters(run: ImportedRun, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data(run: ImportedRun) -> dict[str, Any]:
     """The data: of one set as they are, of several as a mixture."""
-    validation = run.values.get("validation_file")
     if len(run.sets) < 2:
         return run.sets[0] if run.sets else {}
     names = [Path(str(each.get("dataset") or each.get("train_file", ["set"])[0])).stem for each in run.sets]
     names = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names, 1)]
     sets = dict(zip(names, run.sets, strict=True))
-    if validation:
+    if "validation_file" in run.values:
         sets["validation"] = {"validation_file": run.values.pop("validation_file")}
     return {"mix": {"sets": sets}}
 
@@ -181,6 +186,7 @@ def _batch(run: ImportedRun, gpus: int) -> None:
         return
     sizes = ("micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
     micro, other, steps = (run.values.pop(name, None) for name in sizes)
-    rows = (micro or other or 8) * (steps or 1) * gpus
+    ranks = max(1, gpus // (run.values.get("sequence_parallel") or 1))  # the GPUs of a rank share its rows
+    rows = (micro or other or 8) * (steps or 1) * ranks
     why = f"{rows} packed rows of max_length tokens, on {gpus} GPU{'s' * (gpus > 1)} (dsrun import --gpus N)"
     run.give("global_batch_tokens", rows * run.values.get("max_length", 1), run.place, why)

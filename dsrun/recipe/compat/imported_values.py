@@ -1,14 +1,15 @@
 """Values of other tools' files that are more than copied: data, ZeRO, shares. Each function takes the run, the key, its
 value and where that stands; other_tools.toml names it."""
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.errors import UsageError
 from dsrun.recipe.compat.other_tools import row_of, tables
 from dsrun.recipe.preflight.data_files import FORMATS
-from dsrun.recipe.preflight.splits import split_of
+from dsrun.recipe.preflight.splits import NAMES
+from dsrun.system.files import parse_json
 
 if TYPE_CHECKING:
     from dsrun.recipe.compat.imported_run import ImportedRun
@@ -27,7 +28,8 @@ def datasets(run: "ImportedRun", key: str, value: Any, where: str) -> None:
 def validation_sets(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     """The same of data for evaluation."""
     before = len(run.sets)
-    datasets(run, key, value, where)
+    entries = value if isinstance(value, list) else [value]
+    datasets(run, key, [each if isinstance(each, str) else {**each, "split": None} for each in entries], where)
     _to_validation(run, before, where)
 
 
@@ -100,7 +102,7 @@ def data_path(run: "ImportedRun", key: str, value: Any, where: str) -> None:
 def split(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     """A split to train on; dsrun takes the one of that name, or its first rows."""
     found = re.fullmatch(r"([\w-]+)(?:\[:(\d+)\])?", str(value))
-    if not found or split_of(found[1]) != "train":
+    if not found or found[1] not in NAMES["train"]:
         run.refused.append(
             f"{where} {value}: dsrun trains on the whole split train: write its rows into a file (or --drop {key})"
         )
@@ -114,7 +116,10 @@ def info_sets(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     wanted = str(run.config.get("dataset_dir") or "data")
     folders = [Path(wanted), run.folder / wanted, run.folder]
     found = next((each for each in folders if (each / "dataset_info.json").is_file()), None)
-    known = json.loads((found / "dataset_info.json").read_text(encoding="utf-8")) if found else {}
+    try:
+        known = dict(parse_json((found / "dataset_info.json").read_bytes())) if found else {}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{found}/dataset_info.json is not an object of JSON: {error}") from None
     before = len(run.sets)
     for name in names:
         if name not in known:
@@ -143,14 +148,17 @@ def share(run: "ImportedRun", key: str, value: Any, where: str) -> None:
         run.refused.append(f"{where} {value}: dsrun holds out a share: write one, such as 0.05 (or --drop {key})")
 
 
-def per_epoch(run: "ImportedRun", key: str, value: Any, where: str) -> None:
-    """How often in an epoch to save or to evaluate; dsrun takes a share of all steps too."""
+def times(run: "ImportedRun", key: str, value: Any, where: str) -> None:
+    """When axolotl saves or evaluates, the latter with data for it alone. Of how often in an epoch dsrun takes a share
+    of all steps."""
     epochs, what = float(run.config.get("num_epochs") or 1), key[:4]
-    if not value or (what == "eval" and not (run.config.get("val_set_size") or run.config.get("test_datasets"))):
+    if what == "eval" and not (run.config.get("val_set_size") or run.config.get("test_datasets")):
         return
-    if value == 1:
+    if not key.endswith("_per_epoch"):
+        run.give(key, value, where)
+    elif value == 1:
         run.give(f"{what}_strategy", "epoch", where)
-    else:
+    elif value:
         run.give(f"{what}_strategy", "steps", where)
         run.give(f"{what}_steps", round(1 / (value * epochs), 6), where, f"{value} times an epoch")
 

@@ -54,6 +54,12 @@ def test_help_is_lower_case_without_a_full_stop(described: str) -> None:
     assert first[:1].islower() or not first[1:].islower() or line.startswith(NAMES)
 
 
+@pytest.mark.parametrize("described", LINES)
+def test_help_says_nothing_twice(described: str) -> None:
+    clauses = LINES[described].split("; ")
+    assert len(clauses) == len(set(clauses))
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_help_has_no_literal_escapes(path: str) -> None:
     """A backslash in a text is click's mark of a paragraph, or a new line, that has not become one."""

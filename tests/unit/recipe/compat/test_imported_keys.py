@@ -51,6 +51,18 @@ def test_no_key_with_a_value_passes_in_silence_by_accident(tool, monkeypatch, tm
 
 
 @pytest.mark.parametrize("tool", PUBLIC)
+def test_no_number_or_switch_becomes_a_text(tool, monkeypatch, tmp_path):
+    """Such as the name of a file, which an answer to the flag may speak of."""
+    monkeypatch.chdir(tmp_path)
+    for key, value in PUBLIC[tool]["values"].items():
+        if isinstance(value, bool | int | float):
+            given = ImportedRun(tool, {}, Path(), tool).read({key: value}).values
+            assert not {str(value), str(value).lower()} & {each for each in given.values() if isinstance(each, str)}, (
+                key
+            )
+
+
+@pytest.mark.parametrize("tool", PUBLIC)
 def test_unknown_key_gets_a_line(tool):
     found = ImportedRun(tool, {}, Path(), tool, "f.yml:").read({"brand_new_key": 1, "another": None})
     assert len(found.notes) == 1

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dsrun.errors import UsageError
 from dsrun.recipe.compat.imported_run import ImportedRun, import_run
 from dsrun.recipe.compat.other_tools import tables
+from dsrun.recipe.flags import SECRETS
 
 AXOLOTL: dict[str, Any] = {"base_model": "m", "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
 FACTORY: dict[str, Any] = {"model_name_or_path": "m", "stage": "sft", "dataset": "a"}
@@ -17,7 +19,7 @@ LORA = {"adapter": "lora", "lora_r": 8}
 QLORA = LORA | {"adapter": "qlora", "load_in_4bit": True}
 BATCH = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 TEXT = {"path": "a.txt", "type": "completion"}
-MIXED = {"datasets": [{"id": "o/x", "config": "c", "split": "train_sft"}], "test_split_size": 0.1}
+MIXED = {"datasets": [{"id": "o/x", "config": "c", "split": "train"}], "test_split_size": 0.1}
 FRAMED = {"field_instruction": "q", "format": "[I] {instruction}"}
 
 
@@ -84,6 +86,21 @@ def imported(tool: str, gpus: int = 1, /, **changes: Any) -> ImportedRun:
         ("axolotl", {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"}, {"zero": "3", "offload": "cpu"}),
         ("LLaMA-Factory", {"deepspeed": "examples/deepspeed/ds_z0_config.json"}, {"zero": "0"}),
         ("axolotl", {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": False}}, {"zero": "2"}),
+        # whatever the order of the keys
+        ("axolotl", LORA | {"lora_target_linear": True, "lora_target_modules": ["q_proj"]}, {
+            "lora_targets": ["all-linear"],
+        }),
+        ("axolotl", {"cosine_min_lr_ratio": 0.1, "lr_scheduler": "cosine"}, {
+            "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+        }),
+        *((tool, given, {"warmup_steps": 0.1}) for tool in ("TRL", "LLaMA-Factory") for given in (
+            {"warmup_ratio": 0.1, "warmup_steps": 0}, {"warmup_steps": 0, "warmup_ratio": 0.1},
+        )),
+        ("axolotl", {"warmup_steps": 0}, {"warmup_steps": 0}),
+        # evaluation needs data
+        ("axolotl", {"eval_steps": 50, "val_set_size": 0}, {"eval_steps": None, "eval_strategy": None}),
+        ("axolotl", {"eval_steps": 50, "val_set_size": 0.1}, {"eval_steps": 50}),
+        ("axolotl", {"test_datasets": [{"path": "o/x", "split": "test"}], "eval_steps": 50}, {"eval_steps": 50}),
         # kernels, precision, schedules
         ("axolotl", {"bf16": "auto", "liger_rope": True, "flash_attention": True}, {
             "bf16": None, "use_liger_kernel": True, "attn_implementation": "flash_attention_2",
@@ -105,6 +122,18 @@ def imported(tool: str, gpus: int = 1, /, **changes: Any) -> ImportedRun:
         ("axolotl", {"rl": "dpo", "rl_beta": 0.2}, {"task": "dpo", "dpo_beta": 0.2}),
         ("TRL", {"loss_type": "apo_zero", "beta": 0.1}, {"task": "dpo", "dpo_loss": "apo_zero", "dpo_beta": 0.1}),
         ("axolotl", {"rl": "ipo"}, {"task": "dpo", "dpo_loss": "ipo"}),
+        ("axolotl", {"rl": "dpo", "dpo_loss_type": ["hinge"], "dpo_loss_weights": [1.0]}, {"dpo_loss": "hinge"}),
+        ("TRL", {"loss_type": ["ipo"]}, {"task": "dpo", "dpo_loss": "ipo", "learning_rate": 1e-6}),
+        ("TRL", {"loss_type": "chunked_nll"}, {"task": None, "dpo_loss": None}),
+        ("TRL", {"label_smoothing": 0.1}, {
+            "task": "dpo", "dpo_label_smoothing": 0.1, "label_smoothing_factor": None,
+        }),
+        ("axolotl", {"overrides_of_model_config": {"rope_scaling": {"factor": 4}}}, {
+            "config_override": ['rope_scaling={"factor": 4}'],
+        }),
+        ("axolotl", {"datasets": [{"path": "o/d", "trust_remote_code": True}]}, {"trust_remote_code": None}),
+        ("axolotl", {"gradient_checkpointing": "unsloth"}, {"activation_offload": True}),
+        ("LLaMA-Factory", {"buffer_size": 128}, {"dataloader_num_workers": None}),
         ("axolotl", {"activation_offloading": "legacy"}, {"activation_offload": True}),
         ("axolotl", {"trl": {"beta": 0.3}, "rl": "dpo"}, {"dpo_beta": 0.3}),
         ("axolotl", {"overwrite_output_dir": True, "evaluation_strategy": "no"}, {
@@ -166,8 +195,18 @@ def test_values_of_an_imported_file(tool, given, expected):
     assert {name: found.values.get(name) for name in expected} == expected
 
 
-def test_packed_batch_counts_every_gpu():
-    assert imported("axolotl", 8, sample_packing=True).values["global_batch_tokens"] == 8 * 512
+@pytest.mark.parametrize(("degree", "ranks"), [(1, 8), (4, 2), (16, 1)])
+def test_packed_batch_counts_the_gpus_with_rows_of_their_own(degree, ranks):
+    found = imported("axolotl", 8, sample_packing=True, context_parallel_size=degree)
+    assert found.values["global_batch_tokens"] == ranks * 512
+
+
+@pytest.mark.parametrize("key", sorted(SECRETS))
+@pytest.mark.parametrize("tool", BASES)
+def test_secret_is_left_out_with_a_note(tool, key):
+    found = imported(tool, **{key: "hf_secret"})
+    assert "hf_secret" not in str([found.values, found.notes, found.refused])
+    assert [line for line in found.notes if key in line]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +251,14 @@ def test_packed_batch_counts_every_gpu():
         ("TRL", {"assistant_only_loss": False}),
         ("TRL", {"dataset_train_split": "all"}),
         ("TRL", {"reward_funcs": ["x"]}),
+        ("TRL", {"dataset_train_split": "train_sft"}),
+        ("TRL", {"dataset_splits": ["train_prefs", "test_prefs"]}),
+        ("TRL", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
+        ("TRL", {"discopop_tau": 0.2, "loss_type": "discopop"}),
+        ("TRL", {"max_length": None}),
+        ("TRL", {"use_peft": True, "lora_target_modules": ".*(q|v)_proj"}),
+        ("axolotl", LORA | {"lora_target_modules": r"model.layers.[\d]+.mlp.(up|down)_proj"}),
+        ("LLaMA-Factory", {"lora_target": ".*(q|v)_proj"}),
     ],
 )  # fmt: skip
 def test_meaning_that_would_change_is_refused(tool, given):
@@ -267,6 +314,19 @@ def test_validation_data_of_a_mixture_is_a_set_of_its_own():
 def test_deepspeed_file_that_is_there_is_taken(tmp_path):
     (tmp_path / "mine.json").write_text("{}")
     assert imported("axolotl", deepspeed="mine.json").values["deepspeed"] == "mine.json"
+
+
+def test_reason_in_the_list_of_data_names_no_key_of_the_file():
+    """--drop takes keys of the file alone."""
+    (line,) = imported("LLaMA-Factory", dataset="seen").refused
+    assert "--drop" not in line
+
+
+@pytest.mark.parametrize("text", ['{"a":', "[1]", "\xff"])
+def test_list_of_data_that_is_none(text, tmp_path):
+    (tmp_path / "data/dataset_info.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"data/dataset_info\.json"):
+        imported("LLaMA-Factory")
 
 
 @pytest.mark.parametrize("value", [-1, "text", [1, None], {"a": 1}, [[{}]], {"path": 3, "datasets": 1}])
