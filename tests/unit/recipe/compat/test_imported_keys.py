@@ -81,6 +81,15 @@ def test_rows_name_flags_functions_and_tables_that_exist():
                 assert case.get("table", name) in {*tables(), name}, name
 
 
+def test_no_row_says_what_is_known_without_it():
+    """From a pattern of the same table, or because dsrun calls the key so too."""
+    for tool, rows in tables().items():
+        for name, row in rows.items():
+            others = {key: each for key, each in rows.items() if "*" in key and key != name}
+            assert row_of(others, name) != row, f"{tool} {name}"
+            assert "'" in tool or row != {"to": name} or name not in vocabulary(), f"{tool} {name}"
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_defaults_are_of_flags_that_exist(tool):
     facts = TOOLS[tool]

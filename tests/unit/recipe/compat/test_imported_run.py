@@ -274,6 +274,7 @@ def test_meaning_that_would_change_is_refused(tool, given):
         ("axolotl", {"lora_mlp_kernel": True}, "lora_mlp_kernel"),
         ("axolotl", {"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}, "plugins"),
         ("axolotl", {"datasets": [{"path": "a.jsonl", "type": "alpaca"}]}, "datasets[0].type"),
+        ("axolotl", {"datasets": [TEXT]}, "datasets[0].type"),
         ("axolotl", {"special_tokens": {"pad_token": "<pad>"}}, "special_tokens.pad_token"),
         ("axolotl", {"chat_template": "llama3"}, "chat_template"),
         ("LLaMA-Factory", {"template": "qwen3"}, "template"),
