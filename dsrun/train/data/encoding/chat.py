@@ -73,7 +73,7 @@ def encode_chat(
 def _encode(chat: ChatRenderer, answers: set[int]) -> list[ChatSample]:
     if chat.signs.has_reasoning:
         chat = replace(chat, messages=[reasoning_apart(each) for each in chat.messages])
-    full = chat.render(chat.messages)
+    full, _ = chat.written(chat.messages)
     # By text: its answers, each in its parts. An answer stands in the longest text that has it as it is written.
     found: dict[str, dict[int, Spans]] = {full: {}}
     unread = {"tools"} if chat.ignores_tools(full) else set()

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,13 +26,14 @@ class CallNotWritten(UsageError):
 @dataclass(frozen=True)
 class TurnSigns:
     """What a template writes around an answer: the tokenizer's control tokens, those that end a plain answer (none
-    where the next turn's first token does, as with GLM), and the header before it; and whether a reasoning that
-    is a field of a message is written, or begun by the header."""
+    where the next turn's first token does, as with GLM), and the header before it; whether a reasoning that is a field
+    of a message is written, or begun by the header; and the header that ends every text, whoever comes next."""
 
     control: dict[str, int]
     ends: tuple[str, ...]
     header: str
     has_reasoning: bool
+    always: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class ChatRenderer:
     def render(self, messages: ChatMessages, **how: Any) -> str:
         return self._render(messages, **how)[0]
 
+    def written(self, messages: ChatMessages) -> tuple[str, Spans]:
+        """Messages as text, without the header of one that is not there (Command R7B), and what the template marks."""
+        text, marks = self._render(messages)
+        return text.removesuffix(self.signs.always), marks
+
     def _render(self, messages: ChatMessages, **how: Any) -> tuple[str, Spans]:
         """Messages as text, and what the template marks of it with `{% generation %}`."""
         from jinja2 import TemplateError
@@ -98,13 +104,13 @@ class ChatRenderer:
     def ignores_tools(self, full: str) -> bool:
         """Whether the template writes the same where there are no tools."""
         with suppress(UsageError):
-            return bool(self.tools) and self.render(self.messages, tools=None) == full
+            return bool(self.tools) and replace(self, tools=None).written(self.messages)[0] == full
         return False
 
     def answer(self, index: int) -> WrittenAnswer:
         """Message `index` as the model writes it. Where the template marks the assistant's parts, those are it."""
         message, given = self.messages[index], self._prompt(self.messages[:index])
-        whole, marks = self._render(self.messages[: index + 1])
+        whole, marks = self.written(self.messages[: index + 1])
         try:
             prompt, start = self._place(index, whole, given)
         except UsageError:
@@ -140,7 +146,7 @@ class ChatRenderer:
             if not index and header:
                 return before + header, len(whole) - len(written)
             # The template changes earlier turns once there is this answer; alone, it is written alike.
-            asked, alone = self._prompt([_ASKED]), self.render([_ASKED, message])
+            asked, (alone, _) = self._prompt([_ASKED]), self.written([_ASKED, message])
             begin = self._start([_ASKED], alone, asked) or len(alone)
             if begin < len(alone) and whole.endswith(alone[begin:]):
                 start = len(whole) - len(alone[begin:])
@@ -217,5 +223,8 @@ def _signs_of(tokenizer: Any, template: str) -> TurnSigns:
     except UsageError:
         # The template wants more than this; nearly all of them end their turns.
         return TurnSigns(control, tuple(control), "", False)
-    ends = tuple(token for token in control if token in after)
-    return TurnSigns(control, ends, prompt[_same(asked, prompt) :], _THOUGHT in before or _opens(prompt))
+    # Behind the end token of an answer nothing but a header has control tokens.
+    _, end, tail = after.rpartition(tokenizer.eos_token or "\0")
+    always = tail if end and asked.endswith(tail) and any(token in tail for token in control) else ""
+    ends = tuple(token for token in control if token in after.removesuffix(always))
+    return TurnSigns(control, ends, prompt[_same(asked, prompt) :], _THOUGHT in before or _opens(prompt), always)

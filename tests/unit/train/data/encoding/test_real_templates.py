@@ -1,6 +1,7 @@
 """What is learned of a conversation under real models' templates: each answer and its end token once, nothing else."""
 
 import re
+from copy import copy
 
 import pytest
 
@@ -120,6 +121,25 @@ def test_arguments_as_text_are_those_of_an_object(name):
             continue
         assert encode_chat(tokenizer, as_texts, None, "x") == expected
         assert '\\"' not in "".join(text for sample in expected for _, text in parts(tokenizer, sample))
+
+
+@pytest.mark.parametrize("case", ["system", "two answers", "call"])
+@pytest.mark.parametrize("name", ["cohere", "cohere2", "llama3_2", "qwen2_5", "qwen3", "qwen3_instruct_2507"])
+def test_a_header_at_the_end_of_every_text_is_not_learned(name, case):
+    """Command R7B's template asks for an answer whether or not it is told to."""
+    plain, asking = tokenizer_for(name), copy(tokenizer_for(name))
+    asking.chat_template = "{%- set add_generation_prompt = true %}" + plain.chat_template
+    learned = []
+    for tokenizer in (plain, asking):
+        try:
+            samples = encode_chat(tokenizer, CONVERSATIONS[case], tools_of(CONVERSATIONS[case]), "x")
+        except UsageError as error:
+            learned.append(type(error))
+        else:
+            learned.append([part for sample in samples for part in parts(tokenizer, sample)])
+            unread = encode_chat(tokenizer, CONVERSATIONS["system"], TOOLS, "x")[0].unread
+            assert ("tools" in unread) == (name in ("cohere", "cohere2"))
+    assert learned[0] == learned[1]
 
 
 @pytest.mark.parametrize("function", [{"arguments": "{not json"}, {"arguments": "3"}, {"name": "f"}, "f"])
