@@ -53,6 +53,16 @@ def write_file(path: "Path", content: bytes, *, force: bool, executable: bool = 
         raise UsageError(f"{path}: cannot be written: {why}", fix="name a file in a folder that exists") from error
 
 
+def refuse_file(path: "Path", flag: str, *, force: bool) -> None:
+    """Raise UsageError before any work for a file of this flag that could not be written after it."""
+    if path.is_dir():
+        raise UsageError(f"{flag}: {path} is a folder", fix="name a file")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", fix=f"add --force to replace it, or {flag} another{path.suffix}")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+        raise UsageError(f"{path}: there is no folder {path.parent} to write into", fix="name a file elsewhere")
+
+
 def write_output(text: str, name: str | None, *, force: bool) -> None:
     """Write `text` to stdout, or into the file that --output names, as `write_file` does; in UTF-8 either way."""
     content = text.encode("utf-8")

@@ -182,6 +182,7 @@ class DataCommand(TrainCommand):
 
 @click.pass_obj
 def show_rows(args: list[str], /, *, row: tuple[str, ...], split: str, html: str | None, **options: object) -> int:
+    from dsrun.cli.output import refuse_file
     from dsrun.recipe.parser import loose_words
     from dsrun.recipe.preflight.files import check_files
     from dsrun.recipe.resolve import resolve
@@ -193,8 +194,8 @@ def show_rows(args: list[str], /, *, row: tuple[str, ...], split: str, html: str
     flags += [f"--{split}-file", *files] if files else []
     recipe = resolve(flags, Path.cwd())
     check_files(recipe.spec)
-    if html is not None and Path(html).exists() and not recipe.spec.force:
-        raise UsageError(f"--html {html} exists", fix="add --force to replace it")
+    if html is not None:
+        refuse_file(Path(html), "--html", force=recipe.spec.force)
     asked = {"rows": ranges, "split": split, "html": html, **options}
     return _start_preparer(recipe, ["--rows", json.dumps(asked), *flags])
 

@@ -89,6 +89,13 @@ def test_page_is_replaced_with_force_only(dsrun, here, chats):
     assert (here / "p.html").read_text() == "mine"
 
 
+@pytest.mark.parametrize("place", ["no/p.html", ".", "chats.jsonl/p.html"])
+def test_page_that_cannot_be_written_is_refused_at_once(dsrun, chats, place):
+    done = dsrun("data", chats, *MODEL, "--html", place, "--force", "--dry-run")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert place in done.stderr
+
+
 def module(*rows, **options):
     """The words behind -m that `dsrun data` starts."""
     known = {"rows": rows, "split": "train", "html": None, "tokens": False, "form": "text"}

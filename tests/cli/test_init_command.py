@@ -168,7 +168,7 @@ def test_init_prints_the_file_and_nothing_else(dsrun, here, args):
 
 def test_init_file_in_a_missing_folder(refused):
     assert refused("--yes", "-o", "no/run.yaml").startswith("no/run.yaml: there is no folder no")
-    assert refused("--yes", "-o", "").startswith("--output-file is empty")
+    assert refused("--yes", "-o", "").startswith("-o: . is a folder")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What `dsrun init` does: asks, checks, writes run.yaml, and prints the commands that follow."""
 
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
 from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, commands, plan_command, render_run_yaml
 from dsrun.cli.init.tuning import ask_tuning
-from dsrun.cli.output import print_commands, write_file
-from dsrun.errors import UsageError
+from dsrun.cli.output import print_commands, refuse_file, write_file
 from dsrun.runs.folder import RunFolder, default_name, refuse_unfit
 from dsrun.system.terminal.stderr import print_detail, print_note
 
@@ -28,7 +26,7 @@ def run(**given: Any) -> int:
     file = given["output_file"]
     to_stdout = given["dry_run"] or file == STDOUT
     if not to_stdout:
-        _refuse_file(Path(file), force=given["force"])
+        refuse_file(Path(file), "-o", force=given["force"])
     interview = InitInterview(accept_defaults=given["yes"])
     if interview.asks:
         print_detail("Enter takes the answer in brackets, a number one of the choices. Ctrl-C ends without a file.")
@@ -46,20 +44,6 @@ def run(**given: Any) -> int:
     for following in (commands(answers, name), plan_command(answers, given)):
         print_commands(following)
     return 0
-
-
-def _refuse_file(path: Path, *, force: bool) -> None:
-    """Raise UsageError before any question for a file that could not be written after the last."""
-    if path == Path():
-        raise UsageError("--output-file is empty", fix="name a file, or leave it out")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", fix="name a file: -o run.yaml")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", fix="add --force to replace it, or -o another.yaml")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}", fix="name a file in a folder that exists")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: {path.parent} cannot be written", fix="name a file elsewhere with -o")
 
 
 def _ask(interview: InitInterview, given: dict[str, Any]) -> RunYamlAnswers:
