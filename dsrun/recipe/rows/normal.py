@@ -11,12 +11,14 @@ from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.layouts import RowLayout
-from dsrun.recipe.rows.beside import history_of, refuse, structure_of, tools_of, without_none
+from dsrun.recipe.rows.beside import beside, history_of, refuse, structure_of, tools_of, without_none
 from dsrun.system.files import parse_json
 
 UNLEARNED = "unlearned"
 """The key that marks a message of the assistant that is read but not learned; templates do not see it."""
 _MASKS = ("assistant_masks", "completion_mask")
+# What is refused whatever the layout.
+_MEDIA = dict(beside("", (), ())[1])
 # What the loss leaves out, as torch and transformers have it.
 _IGNORED = -100
 # Prepared rows hold int32.
@@ -246,6 +248,8 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     known = _ROLES.get(str(role).lower())
     if role is None:
         raise _without("role", item, where)
+    if media := [name for name in message if name in _MEDIA and message[name]]:
+        raise UsageError(f"{where}: a message contains {media[0]}; dsrun trains on text")
     if known is None:
         fix = "rename it: roles are system, user, assistant and tool"
         raise UsageError(f"{where}: unknown role {role!r} in a message", fix=fix)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import FORMS, LayoutHints, RowLayout, detect
+from dsrun.recipe.preflight.layouts import FORMS, LayoutHints, RowLayout, columns_in_words, detect
 from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow, RawRows, check_columns
 from dsrun.system.files import sha256_of
@@ -82,6 +82,9 @@ def build(
 def notices_of(layout: RowLayout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     """What the user should know of how rows are read."""
     notices = [layout.notice] if layout.notice else []
+    if strange := [name for name in spec.hints.ignore_columns if name not in layout.found]:
+        there = columns_in_words(layout.found)
+        notices.append(f"--ignore-columns: the first rows have no {columns_in_words(strange)}; columns found: {there}")
     is_plain = layout.kind in ("pair", "preference") and spec.hints.task == "causal-lm"
     if is_plain and getattr(tokenizer, "chat_template", None):
         notices.append(

@@ -94,13 +94,11 @@ def given_sources(rows: Mapping[str, Any]) -> DataSources | None:
 
 
 def _table(split: str, rows: Any) -> TableSource:
-    where = f"{split} rows"
-    if isinstance(rows, Dataset | IterableDataset):
-        return TableSource(rows, where)
     try:
-        return TableSource(Dataset.from_list(list(rows)), where)
+        table = rows if isinstance(rows, Dataset | IterableDataset) else Dataset.from_list(list(rows))
     except (TypeError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{split}= of Trainer is not a sequence of rows: {one_line(error)}",
             fix="dictionaries of the same columns, or a datasets.Dataset",
         ) from error
+    return TableSource.of(table, f"{split} rows")

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,14 @@ class TableSource:
 
     table: Any
     where: str
+
+    @classmethod
+    def of(cls, table: Any, where: str) -> "TableSource":
+        """Of rows as they are stored: not as tensors, and media not decoded, which takes packages of its own."""
+        media = {name: each for name, each in (table.features or {}).items() if getattr(each, "decode", False)}
+        for name, each in media.items():
+            table = table.cast_column(name, replace(each, decode=False))
+        return cls(table.with_format(None), where)
 
     def identity(self) -> str:
         """The fingerprint `datasets` keeps: that of the prepared files on this machine."""
@@ -230,7 +238,7 @@ def _tables(loaded: Any, name: str) -> dict[str, DataSource]:
     for key, table in loaded.items():
         split = next((split for split in SPLITS if str(key) in NAMES[split]), None)
         if split and split not in splits:
-            splits[split] = TableSource(table, f"{name} ({key})")
+            splits[split] = TableSource.of(table, f"{name} ({key})")
     if not splits:
         raise UsageError(f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}")
     return splits

@@ -154,6 +154,14 @@ def test_images_of_a_table_are_refused_or_ignored(kind, causal, prepare, tmp_pat
     assert unread(data) == {"train": ["images"]}
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_ignored_columns_that_are_not_there_are_named(streaming, causal, prepare, jsonl):
+    given = {"train_file": jsonl([{"text": "ab", "images": []}] * 3), "streaming": streaming, **NO_HOLD_OUT}
+    for ignored, named in ((["images"], False), (["images", "imagse", "more.jsonl"], True)):
+        notices = prepare(causal, "causal-lm", **given, ignore_columns=ignored).notices
+        assert any("imagse, more.jsonl;" in each for each in notices) == named
+
+
 @pytest.mark.parametrize("named", ["train.jsonl", "other.jsonl"])
 def test_the_same_file_for_training_and_validation_is_said(named, causal, prepare, jsonl):
     files = {name: jsonl([{"text": "ab"}], name) for name in ("train.jsonl", "other.jsonl")}

@@ -139,6 +139,15 @@ def test_message_content_parts():
         read({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, CAUSAL)
 
 
+def test_images_of_a_message_are_refused():
+    """Ollama and vision data sets have them beside the content, where no template of a text model looks."""
+    message = {"role": "user", "content": "a"}
+    for name, value in (("images", ["a.png"]), ("audio", {"id": "x"})):
+        with pytest.raises(UsageError, match=name):
+            read({"messages": [{**message, name: value}]}, CAUSAL)
+        assert read({"messages": [{**message, name: None}]}, CAUSAL)
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [

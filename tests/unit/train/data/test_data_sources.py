@@ -1,7 +1,7 @@
 """Split names, and what the Hub's refusals become."""
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Audio, Dataset, DatasetInfo, Features, IterableDataset, Value
 from datasets.exceptions import DatasetNotFoundError
 from transformers import MBart50Tokenizer
 
@@ -163,3 +163,28 @@ def test_missing_or_unknown_language_rejected(mbart, seq2seq):
         set_languages(mbart, "en_XX", None)
     with pytest.raises(UsageError, match=r"--target-lang ro: .*does not know this language .*ro_RO"):
         set_languages(mbart, "en_XX", "ro")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "arrow", None])
+def test_rows_of_a_table_are_plain_whatever_its_format(kind, causal, prepare, tmp_path):
+    rows = {"input_ids": [[5, 6, 7], [5, 8]], "completion_mask": [[0, 1, 1], [0, 1]]}
+    Dataset.from_dict(rows).with_format(kind).save_to_disk(str(tmp_path / "saved"))
+    data = prepare(causal, "causal-lm", dataset=tmp_path / "saved", validation_split_percentage=0)
+    assert [row["labels"] for row in data.train] == [[-100, 6, 7], [-100, 8]]
+
+
+def test_media_of_a_table_are_not_decoded(causal, prepare, tmp_path, monkeypatch):
+    """Which takes packages that dsrun has no use for; rows with media are refused, unless they are ignored."""
+
+    def decode(*_):
+        raise ImportError("torchcodec")
+
+    monkeypatch.setattr(Audio, "decode_example", decode)
+    stored = Dataset.from_dict({"text": ["ab"] * 3, "audio": [{"bytes": b"RIFF", "path": "a.wav"}] * 3})
+    info = DatasetInfo(features=Features({"text": Value("string"), "audio": Audio()}))
+    Dataset(stored.data.table, info=info).save_to_disk(str(tmp_path / "saved"))
+    given = {"dataset": tmp_path / "saved", "validation_split_percentage": 0}
+    with pytest.raises(UsageError, match="'audio' is not empty"):
+        prepare(causal, "causal-lm", **given)
+    data = prepare(causal, "causal-lm", **given, ignore_columns=["audio"])
+    assert len(data.train) == 1
