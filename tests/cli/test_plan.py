@@ -294,3 +294,19 @@ def test_plan_with_teacher(plan, model):
     assert beside["choice"] != alone["choice"]
     done = plan(*common[:-2], "--teacher", teacher)
     assert f"--task distill --teacher {shlex.quote(teacher)}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [(["--calibrate"], "--calibrate"), (["--sequence-parallel", "2"], "--sequence-parallel"), ([], "--teacher")],
+)
+def test_plan_refuses_of_a_teacher_what_train_would(plan, model, more, named):
+    """Else the commands that it prints would be refused."""
+    teacher = model(LLAMA_8B, "teacher") if more else model(T5, "teacher")
+    done = plan("--model", model(LLAMA_8B), "--teacher", teacher, "--gpus", "a100-80:8", *more)
+    assert done.returncode == 2
+    assert named in done.stderr
+
+
+def test_plan_takes_no_demo_for_a_teacher(plan, model):
+    assert plan("--model", model(LLAMA_8B), "--teacher", "demo-llama", "--gpus", "a100-80:8").returncode == 2

@@ -15,6 +15,7 @@ from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan_text
 from dsrun.zero.memory.calibration import remembered
+from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import MemoryPlan, plan
@@ -40,8 +41,7 @@ def run(**given: Any) -> int:
         given["max_source_length"] = found.config.get("max_source_positions")
     request = _request(counted, given)
     if given["teacher"]:
-        teacher = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False)
-        request = replace(request, beside=teacher.architecture)
+        request = replace(request, beside=_teacher(given, counted.architecture.seq2seq))
     sides = ("max_source_length", "max_target_length")
     unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None]
     if unused and not counted.architecture.seq2seq:
@@ -161,6 +161,18 @@ def _cluster(given: dict[str, Any]) -> Any:
         memory = given["gpu_memory"] or (min(sizes) if sizes else None)
         return cluster(f"{here[0].name}:{len(here)}", nodes=given["nodes"], memory=memory)
     return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])
+
+
+def _teacher(given: dict[str, Any], seq2seq: bool) -> ModelShapes:
+    """The shapes of --teacher. Raises UsageError for what `dsrun train` would refuse."""
+    if given["calibrate"] or given["sequence_parallel"] > 1:
+        raise UsageError("--teacher does not go with --calibrate and --sequence-parallel", fix="leave it out")
+    shapes = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False).architecture
+    if given["teacher"] in TASKS or shapes.seq2seq != seq2seq:
+        raise UsageError(
+            f"--teacher {given['teacher']} has nothing to teach", fix="name a trained model of the same kind"
+        )
+    return shapes
 
 
 def _command_options(given: dict[str, Any]) -> CommandOptions:

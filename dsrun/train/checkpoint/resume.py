@@ -33,6 +33,7 @@ _REPORTED_DIFFERENCES = {
     "data_seed": "data seed",
     "train_rows": "number of training rows",
     "plugin": "plugin",
+    "objective": "task",
 }
 
 CheckpointReader = Callable[[Path], list[FileDamage]]

@@ -109,6 +109,7 @@ def checkpoint_facts(plan: TrainingPlan, tokenizer: Any, data: PreparedData) -> 
         "zero_stage": stage_of(plan.deepspeed),
         "versions": versions(),
         "precision": plan.precision,
+        "objective": plan.objective,
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.batch.micro_batch,
         "accumulation": plan.batch.accumulation,

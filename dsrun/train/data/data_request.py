@@ -7,6 +7,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError, one_line
+from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
@@ -14,6 +15,7 @@ from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.reading.sources import DataSources, TableSource
+from dsrun.train.model.load import load_config
 
 DataRows = Any
 """A datasets.Dataset, TokenBlocks, a RowStream or a DataMixture: the modules that make them need this one."""
@@ -71,13 +73,16 @@ def data_request(
     plugin: LoadedPlugin | None,
     sources: DataSources | None = None,
 ) -> DataRequest:
-    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
-    text = config.get_text_config()
+    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache. A teacher reads it,
+    too."""
+    text, spec = config.get_text_config(), recipe.spec
+    readers = [text, load_config(of_teacher(spec)).get_text_config()] if spec.task == "distill" else [text]
+    known = [getattr(each, "max_position_embeddings", None) or getattr(each, "n_positions", None) for each in readers]
     return DataRequest(
-        spec=recipe.spec,
+        spec=spec,
         task=task,
         model_type=config.model_type,
-        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
+        max_positions=min(filter(None, known), default=None),
         vocab_size=max(text.vocab_size, tokens),
         splits=phases(recipe),
         required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),

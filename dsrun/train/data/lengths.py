@@ -70,5 +70,5 @@ def _checked(flag: str, requested: int | None, default: int, positions: int | No
     if requested < least:
         raise UsageError(f"{flag} {requested}: a sequence needs at least {least} tokens")
     if positions is not None and requested > positions:
-        raise UsageError(f"{flag} {requested}: the model knows {positions:,} positions", fix=f"{flag} {positions}")
+        raise UsageError(f"{flag} {requested}: only {positions:,} positions are known", fix=f"{flag} {positions}")
     return requested

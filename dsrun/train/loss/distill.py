@@ -151,9 +151,7 @@ def load_teacher(plan: TrainingPlan, tokenizer: Any, student: Any, *, notify: No
     spec = of_teacher(plan.recipe.spec)
     config = load_config(spec)
     if bool(config.is_encoder_decoder) != (plan.task == "seq2seq"):
-        kinds = ("a causal LM", "an encoder-decoder")
-        its, ours = kinds[config.is_encoder_decoder], kinds[not config.is_encoder_decoder]
-        raise refusal("teacher.kind", name=spec.model, its=its, ours=ours)
+        raise refusal("teacher.kind", name=spec.model)
     rows, own = (each.get_text_config().vocab_size for each in (config, student.config))
     theirs = {number: token for token, number in load_tokenizer(spec).get_vocab().items()}
     others = [token for token, number in tokenizer.get_vocab().items() if theirs.get(number, token) != token]

@@ -59,9 +59,7 @@ def _discopop(margin: torch.Tensor) -> torch.Tensor:
     return _logistic(margin) * (1 - share) + torch.exp(-margin) * share
 
 
-PairLoss = Callable[[AnswerPairs, torch.Tensor, float, float], torch.Tensor]
-
-LOSSES: dict[str, PairLoss] = {
+LOSSES: dict[str, Callable[[AnswerPairs, torch.Tensor, float, float], torch.Tensor]] = {
     # Rafailov et al. 2023, equation 7; the same per token; Zhao et al. 2023 (SLiC).
     "sigmoid": lambda p, _, beta, swapped: _logistic(beta * p.margin, swapped),
     "sigmoid_norm": lambda p, _, beta, swapped: _logistic(beta * p.mean_margin, swapped),

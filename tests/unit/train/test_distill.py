@@ -9,6 +9,8 @@ from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, 
 
 from dsrun.recipe.flags import own_flags
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.resolve import resolve
+from dsrun.train.data.data_request import data_request
 from dsrun.train.loss import cross_entropy
 from dsrun.train.loss.distill import DIVERGENCES, METRICS, DistillLoss, in_chunks
 from dsrun.train.loss.reference import FrozenModel
@@ -187,3 +189,16 @@ def test_teacher_keeps_its_dtype_and_a_reference_takes_that_of_the_model():
 
 def test_flags_offer_every_divergence():
     assert set(own_flags()["distill_loss"].choices) == set(DIVERGENCES)
+
+
+def test_texts_are_cut_to_the_positions_of_the_teacher(tmp_path):
+    """Its embedding of positions has no more rows."""
+    for name, positions in (("teacher", 16), ("student", 64)):
+        LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=positions).save_pretrained(tmp_path / name)
+    words = ["--model", str(tmp_path / "student"), "--teacher", str(tmp_path / "teacher")]
+    student = LlamaConfig.from_pretrained(tmp_path / "student")
+    found = {}
+    for task in ("distill", "auto"):
+        recipe = resolve([*words, "--task", task], tmp_path)
+        found[task] = data_request(recipe, student, "causal-lm", tokens=VOCABULARY, plugin=None).max_positions
+    assert found == {"distill": 16, "auto": 64}

@@ -303,6 +303,14 @@ def test_resume_reports_changed_global_batch_and_data(run):
     ]
 
 
+def test_resume_reports_another_loss_or_teacher(run):
+    folder = checkpoint(run, 5, objective="distill (forward, from a/b)")
+    said = []
+    assert find(run, said=said, facts=FACTS | {"objective": "distill (forward, from c/d)"}) == folder
+    assert "from a/b" in said[0]
+    assert "from c/d" in said[0]
+
+
 def test_resume_with_other_training_data_rejected(run):
     """The same number of rows, but others: samples would be repeated or left out in silence."""
     folder = checkpoint(run, 5, train_fingerprint="rows a")

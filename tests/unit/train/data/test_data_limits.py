@@ -94,7 +94,7 @@ def test_invalid_max_lengths_rejected(seq2seq, prepare, jsonl, flag):
     name = "--" + flag.replace("_", "-")
     with pytest.raises(UsageError, match=f"{name} 0: a sequence needs at least 2 tokens"):
         prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), **{flag: 0})
-    with pytest.raises(UsageError, match=f"{name} 65: the model knows 64 positions"):
+    with pytest.raises(UsageError, match=f"{name} 65: only 64 positions are known"):
         prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), max_positions=64, **{flag: 65})
     prepare(seq2seq, "seq2seq", train_file=jsonl([PAIR]), max_positions=64, model_type="t5", **{flag: 65})
 
