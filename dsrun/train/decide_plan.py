@@ -27,6 +27,7 @@ from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin, load_plugin
 from dsrun.train.base.rank_context import is_supervised
+from dsrun.train.base.refusals import refuse
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import SKIP_FILE
@@ -37,7 +38,8 @@ from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
 from dsrun.train.sequence.degree import decide_degree, with_long_context
-from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
+from dsrun.zero.generate.presets import error_after, memory_of_sum
+from dsrun.zero.generate.training_blocks import sums_exactly
 from dsrun.zero.ops import stage_of
 
 NO_FALLBACK = MemoryFallback()
@@ -101,6 +103,8 @@ def decide_plan(
     if deepspeed is not None and precision == "bf16" and fallback == NO_FALLBACK and not recipe.hf.get("deepspeed"):
         deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, world.device, notify)
     batch = with_smaller_batch(requested, fallback)
+    one = batch.global_batch // batch.accumulation
+    refuse("on_batch", zero=(deepspeed or {}).get("zero_optimization", {}), steps=batch.accumulation, one=one)
     if changes := fallback_notice(requested, batch, fallback):
         notify(changes)
     return TrainingPlan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin, given)
@@ -111,18 +115,12 @@ def _with_exact_sums(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
-    able = takes_fp32_sum(stage_of(deepspeed), offloaded_to(spec.offload))
-    other = (
-        spec.bf16_master_weights or spec.grad_accum_dtype != "auto" or spec.zenflow or spec.super_offload or spec.qgz
-    )
-    if steps < FROM_STEPS or not able or other or (deepspeed.get("optimizer") or {}).get("type") == "Muon":
+    sums = sums_exactly(spec, stage_of(deepspeed), offloaded_to(spec.offload), steps)
+    if not sums or "data_types" in deepspeed or (deepspeed.get("optimizer") or {}).get("type") == "Muon":
         return deepspeed
     memory = memory_of_sum(None, None, "cpu" if device == "cpu" else offloaded_to(spec.offload))
-    notify(
-        Internal(
-            f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}"
-        )
-    )
+    error = error_after(steps)
+    notify(Internal(f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error}: {memory}"))
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 

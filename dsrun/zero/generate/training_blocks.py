@@ -3,6 +3,7 @@
 from math import sqrt
 from typing import Any
 
+from dsrun.engine_options import EngineOptions
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.blocks import (
     TABLES,
@@ -34,17 +35,23 @@ def steps_of(spec: ZeroSpec) -> int | None:
     return total * spec.autotp * spec.sequence_parallel // (micro * gpus)
 
 
+def sums_exactly(options: EngineOptions, stage: int, offload_optimizer: str, steps: int) -> bool:
+    """Whether bf16 gradients of so many accumulation steps are summed in fp32 unless it is said how."""
+    # With these, gradients take other ways through DeepSpeed, which have not been measured.
+    other = options.bf16_master_weights or options.qgz or options.zenflow or options.super_offload
+    able = steps >= FROM_STEPS and takes_fp32_sum(stage, offload_optimizer)
+    return able and not other and options.grad_accum_dtype == "auto" and options.preset != "conservative"
+
+
 def accumulation(case: ConfigContext) -> FlatConfig:
     """data_types.grad_accum_dtype."""
     spec, path = case.spec, "data_types.grad_accum_dtype"
     steps, chosen = steps_of(spec) or 1, precision_of(case).value
     if spec.grad_accum_dtype == "fp32":
         return {path: ReasonedValue("fp32", "asked by --grad-accum-dtype fp32")}
-    sums = steps >= FROM_STEPS and takes_fp32_sum(spec.stage, spec.offload_optimizer) and chosen in ("bf16", AUTO)
-    # With these, gradients take other ways through DeepSpeed, which have not been measured.
-    other = spec.bf16_master_weights or spec.qgz or spec.zenflow or spec.super_offload or spec.deepcompile
-    other = other or spec.optimizer == "muon" or spec.autotp > 1 or spec.autoep > 1
-    if spec.grad_accum_dtype == "model" or spec.preset == "conservative" or other or not sums:
+    other = spec.deepcompile or spec.optimizer == "muon" or spec.autotp > 1 or spec.autoep > 1
+    sums = sums_exactly(spec, spec.stage, spec.offload_optimizer, steps)
+    if other or not sums or chosen not in ("bf16", AUTO):
         return {}
     memory = memory_of_sum(case.facts.parameters, spec.gpus, spec.offload_optimizer)
     why = f"{steps} gradients are summed, and a bf16 sum is off by {error_after(steps)} (measured); takes {memory}"

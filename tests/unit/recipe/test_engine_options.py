@@ -90,3 +90,36 @@ def test_options_that_do_not_go_together_are_refused_before_ranks(words, tmp_pat
     recipe = resolve(["--model", "demo-llama", "--zero", "2", *words], tmp_path)
     with pytest.raises(UsageError, match=words[0]):
         with_deepspeed_checked(recipe, 2)
+
+
+def test_texts_do_not_say_what_the_commands_add():
+    for name, option in options().items():
+        assert "may be repeated" not in option.metadata["help"], name
+
+
+@pytest.mark.parametrize("word", ["--super-offload", "--qwz", "--qgz"])
+def test_what_only_gpus_can_do_is_refused_beside_use_cpu(word, tmp_path):
+    words = ["--model", "m", "--zero", "3", "--offload", "cpu", word]
+    resolve(words, tmp_path)
+    with pytest.raises(UsageError, match=word):
+        resolve([*words, "--use-cpu"], tmp_path)
+
+
+@pytest.mark.parametrize("word", [["--hpz", "2"], ["--qwz"], ["--super-offload"], ["--zenflow"], ["--no-pin-memory"]])
+def test_the_fix_of_a_missing_stage_or_place_works(word, tmp_path, monkeypatch):
+    """Flags are added, and replaced, as the errors say, until there is none."""
+    from dsrun.launch.node.checked_recipe import with_deepspeed_checked
+
+    monkeypatch.chdir(tmp_path)
+    given = {"--model": "m", "--zero": "0"}
+    for _ in range(3):
+        flat = [part for pair in given.items() for part in pair]
+        try:
+            with_deepspeed_checked(resolve([*flat, *word], tmp_path), 2)
+            break
+        except UsageError as error:
+            flag, value = error.fix.rpartition("--")[2].split()[:2]
+            assert given.get(f"--{flag}") != value
+            given[f"--{flag}"] = value
+    else:
+        pytest.fail(f"{given}: still refused")

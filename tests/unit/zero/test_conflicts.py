@@ -55,7 +55,7 @@ BROKEN = [
     (spec(f"{OPTIMIZER}.pipeline_read=true", stage=3, **CPU), f"{OPTIMIZER}.pipeline_read"),
     (spec(f"{OPTIMIZER}.pipeline_write=true", stage=3, **CPU), f"{OPTIMIZER}.pipeline_write"),
     (spec(f"{OPTIMIZER}.fast_init=true", stage=3, **CPU), f"{OPTIMIZER}.fast_init"),
-    (spec(stage=3, zenflow=True), ZENFLOW),
+    (spec("steps_per_print=9", stage=3, zenflow=True), ZENFLOW),
     (spec(optimizer="lion", **FLOWING), ZENFLOW),
     (spec(accumulation=4, **FLOWING), "gradient_accumulation_steps"),
     (
@@ -221,11 +221,13 @@ def test_rules_accept_default_specs():
 # What the JSON does not show, and the flags that the refusal names.
 FLAGS = [
     ({"stage": 3, "nvme_path": "/n"}, ["--nvme-path /n", "--offload-optimizer nvme"]),
-    ({"pin_memory": False}, ["--pin-memory", "--offload-optimizer cpu"]),
+    ({"pin_memory": False}, ["--pin-memory", "--offload cpu"]),
     ({"lr": 1e-4}, ["--lr", "--learning_rate"]),
     ({"optimizer": "client", "target": "deepspeed", "lr": 1e-4}, ["--optimizer client", "--lr"]),
     ({"optimizer": "client", "scheduler": "warmup"}, ["--scheduler warmup", "--optimizer client"]),
     ({"muon_lr": 0.1}, ["--muon-lr", "--optimizer muon"]),
+    ({"stage": 3, "super_offload": True}, ["--super-offload", "add --offload cpu"]),
+    ({"zenflow": True}, ["--zenflow", "add --offload cpu"]),
     ({"optimizer": "sgd", "betas": (0.9, 0.99)}, ["--betas"]),
     ({"optimizer": "adamw", "betas": (0.9,)}, ["--betas"]),
     ({"optimizer": "lion", "eps": 1e-8}, ["--eps", "--optimizer lion"]),
