@@ -126,6 +126,8 @@ def rope_settings(given: dict[str, Any] | str) -> dict[str, Any]:
         named = {("rope_type" if key == "type" else key): value for key, value in given.items()}
         if not isinstance(named.get("rope_type"), str):
             raise RejectedValue("the object names no rope_type")
+        if not isinstance(named.get("factor", 1), int | float):
+            raise RejectedValue(f"factor {named['factor']!r} is not a number")
         return named
     kind, _, factor = given.partition(":")
     number = _number(factor)

@@ -22,7 +22,7 @@ FILE = "model.safetensors"
 RUNS = {
     "gemma3-z3": ("gemma3", ["--zero", "3", "--async-save"]),
     "gemma3-text": ("gemma3", ["--zero", "2", "--text-only"]),
-    "gemma3-lora": ("gemma3", ["--zero", "3", "--lora", "2"]),
+    "gemma3-lora": ("gemma3", ["--zero", "3", "--lora", "2", "--dora", "--rope-scaling", "linear:2"]),
     "mistral3-z2": ("mistral3", ["--zero", "2"]),
     "mixtral-z3": ("mixtral", ["--zero", "3", "--async-save"]),
     "mixtral-lora": ("mixtral", ["--zero", "2", "--lora", "2"]),
@@ -88,7 +88,22 @@ def test_merged_adapter_is_put_back(runs, tmp_path):
     export(adapter, tmp_path / "adapter")
     export(adapter, tmp_path / "whole", merge_lora=True)
     export(adapter, tmp_path / "text", merge_lora=True, text_only=True)
-    final, merged = weights(runs / "gemma3-lora" / "model"), weights(tmp_path / "whole")
+    model = runs / "gemma3-lora" / "model"
+    final, merged = weights(model), weights(tmp_path / "whole")
     assert merged.keys() == final.keys()
     assert all(torch.allclose(merged[each], final[each], atol=1e-6) for each in final)
     assert class_of(tmp_path / "text").__name__ == "Gemma3ForCausalLM"
+    # Values that were set in the config are in each.
+    configs = [
+        json.loads((each / "config.json").read_text()) for each in (model, *(tmp_path / n for n in ("whole", "text")))
+    ]
+    ropes = [config.get("text_config", config)["rope_parameters"] for config in configs]
+    assert ropes[0]["full_attention"]["factor"] == 2.0
+    assert ropes[1:] == ropes[:1] * 2
+
+
+def test_checkpoint_of_dora_is_exported(runs, tmp_path):
+    export(runs / "gemma3-lora" / "checkpoint-2", tmp_path / "adapter", dtype="fp32")
+    exported, final = weights(tmp_path / "adapter"), weights(runs / "gemma3-lora" / "adapter")
+    assert exported.keys() == final.keys()
+    assert any("magnitude" in name for name in exported)

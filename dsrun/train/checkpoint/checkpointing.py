@@ -37,9 +37,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class SavingPolicy:
     """How checkpoints are kept: where, how many, with which facts in their manifests, and whether training goes on in
-    the meantime (`background`); `own_config`: those of an adapter hold the config of its base model, in which the user
-    has set values. `trust` loads them whoever wrote them; `beat` is called now and then, `notify` with a
-    line for the user."""
+    the meantime (`background`); `own_config`: the user has set values in the model's config. `trust` loads them whoever
+    wrote them; `beat` is called now and then, `notify` with a line for the user."""
 
     run: RunFolder
     keep: int = 3
@@ -218,12 +217,16 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         if state_dict is not None:
             state_dict = {name: each for name, each in state_dict.items() if tied.get(name) not in state_dict}
         self.model.save_pretrained(folder, state_dict=state_dict, **saved_embeddings(self.model))
+        self.save_own_config(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def save_own_config(self, folder: Path) -> None:
+        """Beside an adapter, the config of its base model in which the user has set values."""
         if self.saving.own_config and _is_peft_model(self.model):
             config = deepcopy(self.model.get_base_model().config)
             vars(config).pop("quantization_config", None)  # adapters are merged into the whole weights
             config.save_pretrained(folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
 
     def finish_saving(self) -> None:
         """Wait until the save under way, if any, is visible, and delete superfluous checkpoints. A collective."""

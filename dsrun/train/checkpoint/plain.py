@@ -4,6 +4,7 @@ It knows parameters by their number only, in the order of the Trainer's two grou
 from the model's architecture, without its weights.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,10 @@ class PlainCheckpoint:
 
 def in_adapter(name: str) -> str:
     """The name that an adapter's weight has in its file: without that of the adapter (peft, save_pretrained)."""
-    return name.replace(".default.", ".") if ".lora_" in name or ".modules_to_save." in name else name
+    name = name.replace(".modules_to_save.default.", ".").replace(
+        "_magnitude_vector.default.weight", "_magnitude_vector"
+    )
+    return re.sub(r"(\.lora_\w+|\.trainable_tokens_delta)\.default(?=\.|$)", r"\1", name)
 
 
 def write_plain(

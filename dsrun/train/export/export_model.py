@@ -172,22 +172,33 @@ class _Job:
         base = lora.base_folder(adapter)
         adapter = lora.read_adapter(self.request.source, self.found.weights)
         stored, config = lora.base_weights(base), verify.read_config(base)
-        weights = self._cast(lora.merged(adapter, stored))
         rows = lora.grown_vocabulary(adapter, stored)
+        by_peft = None
+        if adapter.is_unusual:
+            model = verify.with_adapter(base, self.request.source, vocabulary=rows)
+            by_peft = verify.logits(model)
+            weights = self._cast(lora.merged_by_peft(model, adapter, stored))
+        else:
+            weights = self._cast(lora.merged(adapter, stored))
         whole = self._whole(base, config)
         self._write_model(weights, whole)
         copy_companions(base, self.folder)
         copy_companions(self.request.source, self.folder)
-        if self.request.text_only:
-            self._write_text_config(config)
+        changed = self.request.source / "config.json"
+        if whole and changed.is_file():
+            text = parse_json(changed.read_text())
+            write_json_atomic(self.folder / "config.json", whole_config(text, whole.folder, weights))
+        elif self.request.text_only:
+            self._write_text_config(verify.read_config(self.folder))
         self._update_config(weights, rows)
         dtypes = self._dtypes | {weight.dtype for weight in weights if weight.dtype.is_floating_point}
-        if adapter.has_only_pairs and _has_modules(config, stored):
+        if by_peft is None and adapter.has_only_pairs and _has_modules(config, stored):
             reference = _with_base(self.found.reference, stored)
             self._verify(reference, lambda model: _with_adapter(model, self.request.source), dtypes)
         else:
-            expected = verify.logits_of_adapter(base, self.request.source, vocabulary=rows)
-            verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
+            if by_peft is None:
+                by_peft = verify.logits(verify.with_adapter(base, self.request.source, vocabulary=rows))
+            verify.compare(verify.logits_of_export(self.folder), by_peft, dtypes)
 
     def _whole(self, base: Path | None, text: Any) -> WholeCheckpoint | None:
         """The checkpoint that the text model with the config `text` is to be put back into, if it is a part of one."""

@@ -59,6 +59,7 @@ def save_final(
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
             trainer.model.save_pretrained(adapter, state_dict=state, **saved_embeddings(trainer.model))
+            trainer.save_own_config(adapter)
             trainer.processing_class.save_pretrained(adapter)
             # peft's template of a card, with nothing filled in.
             (adapter / CARD).unlink(missing_ok=True)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import set_peft_model_state_dict
 from transformers import AutoConfig
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
 from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.weight_files import ExportWeight, stored_weights
-from dsrun.train.export.weights import ADAPTER_CONFIG
+from dsrun.train.export.weights import ADAPTER_CONFIG, as_in_files
 from dsrun.train.export.whole import WEIGHTS, text_weights
 from dsrun.train.model.load import not_fetched
 from dsrun.train.model.text_part import find_whole, text_config
@@ -21,7 +22,7 @@ PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<magnitude>magnitude_vector)(?:\.weight)?)")
 # Rows of an embedding that were trained for new tokens, and the embedding itself, which peft may save with them.
 _TOKENS, _EMBEDDING = ".token_adapter.trainable_tokens_delta", ".token_adapter.base_layer.weight"
-# What changes the formula of a merge beyond W + scaling * B A.
+# What changes the formula of a merge beyond W + scaling * B A; peft gives adapters of fused experts the first.
 _UNUSUAL = ("alpha_pattern", "layer_replication", "target_parameters", "lora_bias", "use_qalora")
 
 _IN_MEMORY = "export the adapter, and merge it with peft's merge_and_unload"
@@ -43,6 +44,11 @@ class LoraAdapter:
         """Whether it is the plain LoRA of the paper: of linear layers, without magnitudes, nothing trained whole."""
         more = ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters")
         return not any(self.config.get(name) for name in more)
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether peft alone knows how to merge it."""
+        return any(self.config.get(name) for name in _UNUSUAL)
 
 
 def read_adapter(checkpoint: Path, weights: list[ExportWeight]) -> LoraAdapter:
@@ -106,7 +112,6 @@ def base_weights(base: Path) -> list[ExportWeight]:
 def merged(adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeight]:
     """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is
     read."""
-    _refuse_unusual(adapter.config)
     parts = _parts(adapter)
     halves = [
         f"{module}.lora_{half}" for module, change in parts.changes.items() for half in "AB" if half not in change
@@ -131,7 +136,20 @@ def merged(adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeigh
     return weights
 
 
+def merged_by_peft(model: Any, adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeight]:
+    """The same by peft, whose `model` is the base model with the adapter, in memory whole."""
+    # As exact as they are known: files may hold what they were rounded to.
+    set_peft_model_state_dict(model, {name: weight.read() for name, weight in adapter.weights.items()})
+    dtypes, whole = {weight.name: weight.dtype for weight in stored}, model.merge_and_unload()
+    weights = [ExportWeight(name, x.dtype, tuple(x.shape), x.detach) for name, x in whole.state_dict().items()]
+    found = as_in_files(weights, whole, dtypes)
+    # A tied weight is stored once.
+    return [replace(each, dtype=dtypes[each.name]) for each in found if each.name in dtypes]
+
+
 def _parts(adapter: LoraAdapter) -> _Parts:
+    if adapter.config.get("peft_type") != "LORA":
+        raise UsageError(f"a {adapter.config.get('peft_type')} adapter cannot be merged here", fix=_IN_MEMORY)
     parts = _Parts({}, {}, {})
     for name, weight in adapter.weights.items():
         short = name.removeprefix(PREFIX)
@@ -167,14 +185,6 @@ def _with_rows(weight: ExportWeight, rows: ExportWeight, ids: list[int]) -> Expo
         return whole
 
     return replace(weight, shape=(count, *weight.shape[1:]), read=read)
-
-
-def _refuse_unusual(config: dict[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise UsageError(f"a {config.get('peft_type')} adapter cannot be merged here", fix=_IN_MEMORY)
-    unusual = next((name for name in _UNUSUAL if config.get(name)), None)
-    if unusual:
-        raise UsageError(f"an adapter with {unusual} cannot be merged here", fix=_IN_MEMORY)
 
 
 def _added(weight: ExportWeight, change: dict[str, ExportWeight], config: dict[str, Any]) -> ExportWeight:

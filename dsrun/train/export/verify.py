@@ -41,7 +41,7 @@ def logits_of_export(folder: Path) -> torch.Tensor:
             if names:
                 raise ToolError(f"the exported model has {what.replace('_', ' ')}: {names[0]}")
         # Of the empty parameters; the hooks then load weights as fp32, in which rounding adds nothing.
-        return _forward(model.float())
+        return logits(model.float())
 
 
 def logits_of_weights(config: Any, weights: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any]) -> torch.Tensor:
@@ -53,12 +53,12 @@ def logits_of_weights(config: Any, weights: Mapping[str, torch.Tensor], adapt: C
     model.tie_weights()
     tied = _tied(model)
     cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=False, state_dict=_whole(weights, tied))
-    return _forward(model)
+    return logits(model)
 
 
-def logits_of_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> torch.Tensor:
-    """The logits of the model in `base` with an adapter as peft loads it, in memory whole; its embedding has
-    `vocabulary` rows, None: as many as it has. Where a config is beside the adapter, it is the model's."""
+def with_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> Any:
+    """The model in `base` with an adapter as peft loads it, in memory whole; its embedding has `vocabulary` rows, None:
+    as many as it has. Where a config is beside the adapter, it is the model's."""
     from peft import PeftModel
 
     config = read_config(base)
@@ -70,7 +70,7 @@ def logits_of_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> t
     model = auto_class(config).from_pretrained(base, config=config, dtype=torch.float32, key_mapping=renaming)
     if vocabulary is not None:
         model.resize_token_embeddings(vocabulary, mean_resizing=False)
-    return _forward(PeftModel.from_pretrained(model, adapter))
+    return PeftModel.from_pretrained(model, adapter)
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.dtype]) -> float:
@@ -111,7 +111,8 @@ def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy
     return LazyWeights((*weights, *tied), read)
 
 
-def _forward(model: Any) -> torch.Tensor:
+def logits(model: Any) -> torch.Tensor:
+    """Of one row of tokens."""
     model.eval()
     text = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import one_line
+from dsrun.errors import UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.plan import ModelTask
@@ -73,6 +74,10 @@ def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any
         refused = refused_attention(spec.attn_implementation, spec.model or config.model_type, one_line(error))
         if refused:
             raise refused from error
+        raise
+    except Exception as error:  # a config's class checks types, and not whether there is an activation of this name
+        if flags := config_flags(spec):
+            raise UsageError(f"{flags}: no model can be made: {type(error).__name__}: {one_line(error)}") from error
         raise
 
 

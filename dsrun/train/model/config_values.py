@@ -16,8 +16,8 @@ from dsrun.recipe.parsed_value import config_values, rope_settings
 from dsrun.recipe.recipe_spec import TrainSpec
 
 ROPE, TRAINED, POSITIONS = "rope_parameters", "original_max_position_embeddings", "max_position_embeddings"
-# What of the old rotary positions a new kind of scaling leaves as it is: the model was trained with it.
-KEPT_OF_ROPE = ("rope_theta", "partial_rotary_factor", TRAINED)
+# What of the old rotary positions another kind of scaling takes out; the model was trained with all else.
+SCALING = RopeParameters.__annotations__.keys() - {"rope_theta", "partial_rotary_factor", "mrope_section", TRAINED}
 
 
 class SetValue(NamedTuple):
@@ -79,9 +79,10 @@ def _places(config: Any, asked: SetValue) -> Iterator[SetValue]:
     parts = [(), *((name,) for name, part in vars(config).items() if part is text)]
     homes = [part for part in parts if asked.path[0] in _known(_at(config, part))]
     if not homes:
-        fix = did_you_mean(
-            asked.path[0], set().union(*(_known(_at(config, part)) for part in parts)), "see config.json"
-        )
+        known = set().union(*(_known(_at(config, part)) for part in parts))
+        # Where config.json of earlier versions of transformers has rope_theta.
+        inside = f"{ROPE}.{asked.path[0]}" if asked.path[0] in (getattr(text, ROPE, None) or ()) else ""
+        fix = f"did you mean {inside}?" if inside else did_you_mean(asked.path[0], known, "see config.json")
         raise UsageError(f"{asked.flag}: the config of {config.model_type} models has no {asked.path[0]!r}", fix=fix)
     for home in homes:
         part, path = home, asked.path
@@ -109,12 +110,18 @@ def _put(config: Any, each: SetValue) -> None:
             known |= set(RopeParameters.__annotations__)
         if name not in known:
             fix = did_you_mean(name, known, f"it has {', '.join(sorted(known))}")
-            raise UsageError(f"{each.flag}: {'.'.join(each.path[:depth])} has no {name!r}", fix=fix)
+            raise UsageError(f"{each.flag}: {'.'.join((*each.part, *each.path[:depth]))} has no {name!r}", fix=fix)
         if depth < len(each.path) - 1:
             holder = _at(holder, (name,))
     was, value = _at(holder, (name,)), each.value
     if isinstance(value, dict) and each.path[0] == ROPE:
-        value = {key: was[key] for key in KEPT_OF_ROPE if key in (was or {})} | value
+        was = was or {}
+        kinds = sorted(key for key, each in was.items() if isinstance(each, dict))
+        if not value.keys() >= {*kinds}:
+            fix = f"set {' or '.join(f'{ROPE}.{kind}' for kind in kinds)}"
+            raise UsageError(f"{each.flag}: this model has rotary positions for each kind of its layers", fix=fix)
+        same = value.get("rope_type") == was.get("rope_type")
+        value = {key: kept for key, kept in was.items() if same or key not in SCALING} | value
     if isinstance(holder, dict):
         holder[name] = value
     else:

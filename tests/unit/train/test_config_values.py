@@ -39,6 +39,9 @@ def test_unchanged_config_is_the_same_object():
          {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2}),
         ("llama", ['rope_parameters={"rope_type": "linear", "factor": 2}'], "rope_parameters",
          {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2}),
+        # Of the kind that it was trained with, what is not said stays, too.
+        ("gpt_oss", ['rope_parameters={"rope_type": "yarn", "factor": 4.0}'], "rope_parameters",
+         CONFIG_MAPPING["gpt_oss"]().rope_parameters | {"factor": 4.0}),
         ("gpt2", ["hidden_size=96"], "n_embd", 96),
         ("gemma3", ["sliding_window=64"], "sliding_window", 64),
         ("gemma3", ["text_config.sliding_window=64"], "sliding_window", 64),
@@ -75,6 +78,9 @@ def test_key_of_both_parts_is_set_in_both():
         ("llama", ["hidden_size=x"], "expected int"),
         ("llama", ["use_cache=1"], "expected bool"),
         ("gemma3", ["rope_parameters.factor=4"], "full_attention"),
+        ("gemma3", ['rope_parameters={"rope_type": "linear", "factor": 8}'], "rope_parameters.full_attention"),
+        ("gemma3", ["text_config.nope=1"], "text_config has no 'nope'"),
+        ("llama", ["rope_theta=5e5"], "rope_parameters.rope_theta"),
         ("gpt2", ["rope_scaling.factor=4"], "has no 'rope_scaling'"),
         ("qwen3", ["sliding_window=16"], "--config-override use_sliding_window=true"),
         ("qwen3", ["layer_types=[]"], "num_hidden_layers"),
@@ -138,6 +144,13 @@ def test_rope_scaling(given, rope, positions):
     # Positions of one's own win.
     own = changed(stored("llama"), "max_position_embeddings=4096", rope_scaling=given)
     assert own.max_position_embeddings == 4096
+
+
+def test_rope_scaling_leaves_what_is_no_scaling():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+    config = changed(stored("qwen3_vl", text_config={"rope_parameters": rope}), rope_scaling="yarn:2")
+    made = config.get_text_config().rope_parameters
+    assert (made["rope_type"], made["mrope_section"]) == ("yarn", [4, 6, 6])
 
 
 def test_rope_scaling_of_kinds_of_layers():

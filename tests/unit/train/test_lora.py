@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from peft import get_peft_model_state_dict
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from dsrun.errors import UsageError
+from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.checkpoint.plain import in_adapter
+from dsrun.train.export.export_model import ExportRequest, export
 from dsrun.train.model.adapters import add_lora, check_adapters
 
+FILE = "model.safetensors"
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
@@ -27,6 +32,26 @@ def test_lora_target_layers(targets, adapted):
     model = add_lora(LlamaForCausalLM(config), TrainSpec(lora=2, lora_targets=targets), "causal-lm")
     names = {name.split(".lora_A")[0].rpartition(".")[2] for name, _ in model.named_parameters() if "lora_A" in name}
     assert names == adapted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"dora": True}, {"lora_modules_to_save": ["lm_head"]}, {"lora_targets": ["embed_tokens", "q_proj"]},
+     {"new_tokens": range(14, 16)}, {"fused": True}],
+)  # fmt: skip
+def test_trained_weights_have_the_names_of_peft_in_files(settings):
+    """By them weights are found in checkpoints of other stages, and compared."""
+    more = {name: value for name, value in settings.items() if name not in ("fused", "new_tokens")}
+    if "fused" in settings:
+        model = adapted_moe(lora_targets=["q_proj"], lora_target_parameters=EXPERTS)
+    else:
+        config = LlamaConfig(
+            vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+        )
+        new = settings.get("new_tokens", range(0))
+        model = add_lora(LlamaForCausalLM(config), TrainSpec(lora=2, **more), "causal-lm", new_tokens=new)
+    trained = {in_adapter(name) for name, each in model.named_parameters() if each.requires_grad}
+    assert trained == set(get_peft_model_state_dict(model, save_embedding_layers=False))
 
 
 MOE = {
@@ -60,6 +85,21 @@ def test_lora_of_parameters_is_merged_right(rslora):
             assert not torch.allclose(model(input_ids=ids).logits, expected, atol=1e-4)
         merged = model.merge_and_unload()
         assert torch.allclose(merged(input_ids=ids).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"lora_targets": ["q_proj"], "lora_target_parameters": EXPERTS}, {}])
+def test_export_merges_adapters_of_fused_experts(settings, tmp_path):
+    """Also those that peft makes of linear layers by the names of earlier versions of transformers."""
+    adapted_moe().unload().save_pretrained(tmp_path / "base")
+    model = adapted_moe(**settings)
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path / "adapter")
+    export(ExportRequest(tmp_path / "adapter", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
+    assert read_header(tmp_path / "out" / FILE).keys() == read_header(tmp_path / "base" / FILE).keys()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids).logits
+        assert torch.allclose(found, model(input_ids=ids).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{"dora": True}, {"lora_dropout": 0.5}])
