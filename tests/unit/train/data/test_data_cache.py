@@ -155,18 +155,18 @@ def test_concurrent_processes_build_cache_entry_once(cache):
     assert entries(cache) == ["shared"]
 
 
+def killed_half_way(work):
+    (work / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_killed_cache_build_cleared_away(tmp_path, cache):
     """A killed build does not count and is cleared away."""
-    code = (
-        "import os, signal\n"
-        "from dsrun.train.data.cache import obtain\n"
-        "def build(work):\n"
-        "    (work / 'half').write_text('x')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "obtain('k', build)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False)
-    assert done.returncode == -signal.SIGKILL
+    child = os.fork()
+    if child == 0:
+        obtain("k", killed_half_way)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert len(list((cache / "prepared").glob("k.tmp-*"))) == 1
     path, _ = obtain("k", lambda work: (work / "data").write_text("whole") and {})
     assert (path / "data").read_text() == "whole"
