@@ -153,6 +153,7 @@ def times(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     of all steps."""
     epochs, what = float(run.config.get("num_epochs") or 1), key[:4]
     if what == "eval" and not (run.config.get("val_set_size") or run.config.get("test_datasets")):
+        run.notes.append(f"{where}: no data is held out to evaluate on")
         return
     if not key.endswith("_per_epoch"):
         run.give(key, value, where)

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import UsageError, one_line
+from dsrun.errors import one_line
 from dsrun.hub.modelscope_cache import local_name
-from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.initial_weights import draw, initialise, undrawn
-from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention
+from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention, refused_values
 from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
 from dsrun.train.model.text_part import find_whole, keep_used
@@ -70,14 +69,10 @@ def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any
     try:
         with undrawn():
             return AUTO_CLASS[task].from_config(config, **options | {"dtype": dtype})
-    except (ValueError, ImportError) as error:
+    except Exception as error:  # a class of the model's own may fail in any way
         refused = refused_attention(spec.attn_implementation, spec.model or config.model_type, one_line(error))
-        if refused:
+        if refused := refused or refused_values(spec, error):
             raise refused from error
-        raise
-    except Exception as error:  # a config's class checks types, and not whether there is an activation of this name
-        if flags := config_flags(spec):
-            raise UsageError(f"{flags}: no model can be made: {type(error).__name__}: {one_line(error)}") from error
         raise
 
 

@@ -27,6 +27,7 @@ from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import chain, refused, unreachable
 from dsrun.models.families import family_of
 from dsrun.recipe.mixture import specs_of
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.preflight.model_folder import (
     BOTH_WAYS,
@@ -204,6 +205,8 @@ def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any)
         absent = None if is_path(folder) else not_fetched(f"{what} {name}", error, instead=f"--{what} DIR")
         if absent:
             raise absent from error
+        if "config" in options and not isinstance(error, OSError) and (refused := refused_values(spec, error)):
+            raise refused from error
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error
@@ -224,6 +227,13 @@ def refused_attention(requested: str | None, name: str, first: str) -> UsageErro
         f"--attn-implementation {requested}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )
+
+
+def refused_values(spec: TrainSpec, error: Exception) -> UsageError | None:
+    """The error where no model can be made of a config in which the user has set values: its class checks their types,
+    and not whether there is an activation of this name."""
+    flags = config_flags(spec)
+    return UsageError(f"{flags}: no model can be made: {type(error).__name__}: {one_line(error)}") if flags else None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.model.build_model import build
+from dsrun.train.model.config_values import with_values
 from dsrun.train.model.load import load_config, set_languages
 
 
@@ -26,6 +27,16 @@ def test_unknown_attn_implementation_rejected(folder, from_scratch):
     spec = TrainSpec(model=folder, from_scratch=from_scratch, attn_implementation="nosuch")
     with pytest.raises(UsageError, match=r"^--attn-implementation nosuch: .*cannot use it.*leave it out"):
         build(spec, load_config(spec), "causal-lm")
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_values_of_which_no_model_can_be_made_are_named(folder, from_scratch):
+    """The config's class takes them; what fails is not the files."""
+    spec = TrainSpec(model=folder, from_scratch=from_scratch, config_override=["hidden_act=nosuch"])
+    config = with_values(load_config(spec), spec)
+    with pytest.raises(UsageError, match=r"^--config-override hidden_act=nosuch: .*nosuch") as caught:
+        build(spec, config, "causal-lm")
+    assert "Hub" not in str(caught.value)
 
 
 def test_known_attn_implementation_used(folder):

@@ -277,6 +277,8 @@ def test_meaning_that_would_change_is_refused(tool, given):
         ("axolotl", {"datasets": [TEXT]}, "datasets[0].type"),
         ("axolotl", {"special_tokens": {"pad_token": "<pad>"}}, "special_tokens.pad_token"),
         ("axolotl", {"chat_template": "llama3"}, "chat_template"),
+        ("axolotl", {"evals_per_epoch": 4}, "evals_per_epoch"),
+        ("axolotl", {"eval_strategy": "steps"}, "eval_strategy"),
         ("LLaMA-Factory", {"template": "qwen3"}, "template"),
         ("TRL", {"chat_template_path": "t.jinja"}, "assistant_only_loss"),
     ],
