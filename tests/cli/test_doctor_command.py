@@ -120,9 +120,9 @@ def hang(machine, target):
 
 check.LIMIT_S = 0.2
 registry.CHECKS = (
-    check.DoctorCheck("crash", "crashing", crash),
-    check.DoctorCheck("hang", "hanging", hang),
-    check.DoctorCheck("good", "good", lambda *_: [Finding(level="info", code="good", message="fine")]),
+    check.Check("crash", "crashing", crash),
+    check.Check("hang", "hanging", hang),
+    check.Check("good", "good", lambda *_: [Finding(level="info", code="good", message="fine")]),
 )
 main()
 """

@@ -85,7 +85,7 @@ def literals(source: str) -> Iterator[str]:
             continue
         if node.func.id in ("Message", "joined", "translated") and node.args:
             yield from _constants(node.args[0])
-        elif node.func.id == "DoctorCheck" and len(node.args) > 1:
+        elif node.func.id == "Check" and len(node.args) > 1:
             yield from _constants(node.args[1])
             yield from (text for each in node.keywords if each.arg == "needs" for text in _constants(each.value))
         elif node.func.id == "counted" and len(node.args) == 2:

@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from dsrun.cli.doctor.report import as_json, result_lines
 from dsrun.cli.doctor.target import job_target
 from dsrun.cli.options import imported
 from dsrun.cli.output import print_json
 from dsrun.doctor import check as running
 from dsrun.doctor import registry
-from dsrun.doctor.check import DoctorCheck, run_checks
 from dsrun.doctor.machine_facts import MachineFacts
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
+from dsrun.findings.check_table import as_json, result_lines
+from dsrun.findings.checks import Check, run_checks
 from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step
 from dsrun.system.terminal.layout import terminal_width
@@ -59,7 +59,7 @@ def _collectives(given: Mapping[str, Any], form: str, findings: Sequence[Finding
     return int(imported(COLLECTIVES)(**{name: given[name] for name in names}, form=form, findings=findings))
 
 
-def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[DoctorCheck, ...]:
+def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Check, ...]:
     """The checks in their order; first what this machine must have, where that was said."""
     if min_gpus is None and min_gpu_memory is None:
         return registry.CHECKS
@@ -68,10 +68,10 @@ def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Doct
     def look(machine: MachineFacts, _: Any) -> Any:
         return check_requirements(machine, min_gpus, min_gpu_memory)
 
-    return (DoctorCheck("requirements", "GPUs that you require", look), *registry.CHECKS)
+    return (Check("requirements", "GPUs that you require", look), *registry.CHECKS)
 
 
-def chosen(checks: Sequence[DoctorCheck], only: Sequence[str], skip: Sequence[str]) -> tuple[DoctorCheck, ...]:
+def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> tuple[Check, ...]:
     """Those checks whose codes begin with one of `only`, if there are any, and with none of `skip`.
 
     Raises UsageError for a beginning that no check has.

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from dsrun.cli.doctor.command import command
 from dsrun.doctor import registry
-from dsrun.doctor.check import DoctorCheck
+from dsrun.findings.checks import Check
 from dsrun.findings.finding import Finding
 
 
@@ -15,14 +15,14 @@ def test_deep_checks_run_last_and_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     running, most = [], []
 
-    def check(code: str) -> DoctorCheck:
+    def check(code: str) -> Check:
         def look(machine, target):
             running.append(code)
             most.append(len(running))
             yield Finding(level="info", code=code, message="fine")
             running.remove(code)
 
-        return DoctorCheck(code, code, look)
+        return Check(code, code, look)
 
     monkeypatch.setattr(registry, "CHECKS", (check("quick"),))
     monkeypatch.setattr(registry, "DEEP_CHECKS", (check("deep_1"), check("deep_2")))

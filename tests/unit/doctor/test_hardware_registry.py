@@ -2,11 +2,11 @@
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor import check as running
-from dsrun.doctor.check import DoctorCheck, run_checks
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
+from dsrun.findings.checks import Check, run_checks
 
 HOST = (limits, host_memory, storage, quota, infiniband, cpu, clock)
 HARDWARE = [
@@ -14,7 +14,7 @@ HARDWARE = [
     for modules in ((presence, health, links, kernel_log, gpu_settings), HOST)
     for module in modules
     for check in vars(module).values()
-    if isinstance(check, DoctorCheck)
+    if isinstance(check, Check)
 ]
 
 

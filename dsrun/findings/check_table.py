@@ -1,10 +1,10 @@
-"""Results of checks as the table of `dsrun doctor`, and as JSON."""
+"""Results of checks as a table for people, and as JSON."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.doctor.check import CheckResult
+from dsrun.findings.checks import CheckResult
 from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word, table_lines
 from dsrun.findings.texts import text_of

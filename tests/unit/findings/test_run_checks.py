@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.check import DoctorCheck, run_checks
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.registry import CHECKS
+from dsrun.findings.checks import Check, run_checks
 from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import recorded
 
@@ -27,13 +27,13 @@ def applies_to_nothing(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
 
 
 def test_results_in_the_order_of_the_checks(tmp_path: Path) -> None:
-    checks = [DoctorCheck("a", "A", passes), DoctorCheck("c", "C", applies_to_nothing), DoctorCheck("b", "B", crashes)]
+    checks = [Check("a", "A", passes), Check("c", "C", applies_to_nothing), Check("b", "B", crashes)]
     results = run_checks(checks, recorded(tmp_path), DoctorTarget())
     assert [(each.check.code, each.status) for each in results] == [("a", "pass"), ("c", "skip"), ("b", "warn")]
 
 
 def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
-    (result,) = run_checks([DoctorCheck("b", "B", crashes)], recorded(tmp_path), DoctorTarget())
+    (result,) = run_checks([Check("b", "B", crashes)], recorded(tmp_path), DoctorTarget())
     (found,) = result.findings
     assert (found.code, found.message) == ("b_crashed", "the check failed with ValueError: two lines")
 
@@ -46,7 +46,7 @@ def test_hanging_check_is_a_warning_and_holds_up_no_other(tmp_path: Path) -> Non
         yield Finding(level="warning", code="h", message="too late")
 
     results = run_checks(
-        [DoctorCheck("h", "H", hangs), DoctorCheck("a", "A", passes)], recorded(tmp_path), DoctorTarget(), limit_s=0.05
+        [Check("h", "H", hangs), Check("a", "A", passes)], recorded(tmp_path), DoctorTarget(), limit_s=0.05
     )
     for_ever.set()
     assert [each.status for each in results] == ["warn", "pass"]
@@ -61,7 +61,7 @@ def test_codes_of_checks_are_unique_and_none_begins_another() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda each: each.code)
-def test_check_of_bare_machine_does_not_crash(tmp_path: Path, check: DoctorCheck) -> None:
+def test_check_of_bare_machine_does_not_crash(tmp_path: Path, check: Check) -> None:
     """No /proc, no packages, no GPU, no job."""
     found = list(check.look(recorded(tmp_path), DoctorTarget(cwd=tmp_path)))
     assert all(each.code.startswith(check.code) for each in found)

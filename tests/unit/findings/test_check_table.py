@@ -4,16 +4,16 @@ import click
 import pytest
 
 from dsrun.cli.doctor.local import all_checks, chosen
-from dsrun.cli.doctor.report import as_json, result_lines
-from dsrun.doctor.check import CheckResult, DoctorCheck
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
+from dsrun.findings.check_table import as_json, result_lines
+from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding
 from dsrun.system.terminal.display import cells
 
 
 def result(code, title, *findings, needs=""):
-    return CheckResult(check=DoctorCheck(code, title, lambda *_: (), needs), findings=findings, seconds=0.1)
+    return CheckResult(check=Check(code, title, lambda *_: (), needs), findings=findings, seconds=0.1)
 
 
 RESULTS = (
