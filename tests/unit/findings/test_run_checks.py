@@ -28,12 +28,12 @@ def applies_to_nothing(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
 
 def test_results_in_the_order_of_the_checks(tmp_path: Path) -> None:
     checks = [Check("a", "A", passes), Check("c", "C", applies_to_nothing), Check("b", "B", crashes)]
-    results = run_checks(checks, recorded(tmp_path), DoctorTarget())
+    results = run_checks(checks, recorded(tmp_path), DoctorTarget(), limit_s=60)
     assert [(each.check.code, each.status) for each in results] == [("a", "pass"), ("c", "skip"), ("b", "warn")]
 
 
 def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
-    (result,) = run_checks([Check("b", "B", crashes)], recorded(tmp_path), DoctorTarget())
+    (result,) = run_checks([Check("b", "B", crashes)], recorded(tmp_path), DoctorTarget(), limit_s=60)
     (found,) = result.findings
     assert (found.code, found.message) == ("b_crashed", "the check failed with ValueError: two lines")
 
