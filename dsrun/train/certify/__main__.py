@@ -1,0 +1,42 @@
+"""`python -m dsrun.train.certify REQUEST SCRATCH`: the program of `dsrun certify`. Its stdout is the result as JSON.
+
+Imports are done once; the small model, each group of runs and each check are in forks of this process.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from dsrun.system.imports import deferred, without_collections
+from dsrun.system.process.interrupt import end_at_ctrl_c
+from dsrun.system.process.process_end import end
+
+_LIBRARIES = "loading torch, transformers and DeepSpeed"
+
+
+def main(text: str, folder: str) -> int:
+    """Its exit code. `folder` is empty, and whoever started this program removes it."""
+    end_at_ctrl_c(os.dup(2))
+    began = time.monotonic()
+    _say(_LIBRARIES)
+    with without_collections(), deferred("torchao", "bitsandbytes"):
+        from dsrun.certify.request import CertifyRequest
+        from dsrun.train.certify.certify import certify
+    product = os.dup(1)
+    os.dup2(2, 1)  # libraries print; the result alone is for stdout
+    request = CertifyRequest.from_json(text)
+    found = certify(request, Path(folder), notify=_say)
+    found["seconds"] = round(time.monotonic() - began, 1)
+    found["cpu_seconds"] = round(sum(os.times()[:4]), 1)
+    os.write(product, json.dumps(found).encode() + b"\n")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    end(main(*sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""From a request to the rows of its checks: build small, train, look."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from dsrun.certify.checks import CHECK_FACTS
+from dsrun.certify.request import CertifyRequest
+from dsrun.errors import ToolError
+from dsrun.findings.checks import Check, CheckResult
+from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
+from dsrun.train.certify import rank  # noqa: F401  what the forks need is imported here
+from dsrun.train.certify.in_forks import ForkFailedError, in_fork
+from dsrun.train.certify.look import CHECKS
+from dsrun.train.certify.runs import RUNS, planned, train_all
+from dsrun.train.certify.subject import CertifySubject, RunOutcome, load_subject
+
+LOG = "certify.log"
+
+
+def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], None]) -> dict[str, Any]:
+    """The task, the device, and the rows in their order, as JSON values.
+
+    Raises ToolError where the small model cannot be built.
+    """
+    log = scratch / LOG
+    notify("building a small model of its architecture")
+    try:
+        subject: CertifySubject = in_fork(partial(load_subject, request, scratch), limit_s=request.limit_s, log=log)
+    except ForkFailedError as error:
+        raise ToolError(f"the small model was not built: it {error.how} ({error.values})") from None
+    subject = replace(subject, runs=train_all(planned(subject, scratch), scratch, request, notify=notify))
+    rows = []
+    blamed: set[str] = set()
+    for number, check in enumerate(CHECKS, 1):
+        notify(f"checking {number}/{len(CHECKS)}: {check.title}")
+        result = _result(check, subject, blamed, log)
+        rows.append({**result.as_dict(), "avoid": list(_avoiding(result))})
+    return {"task": subject.task, "device": "cuda" if request.gpus else "cpu", "checks": rows}
+
+
+def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) -> CheckResult:
+    """What a check finds, in a fork. An error of a run that it needs is its finding, unless an earlier check had it."""
+    began = monotonic()
+    needed = [subject.runs[name] for name in CHECK_FACTS[check.code].get("runs", ()) if name in subject.runs]
+    failed = {run.error: run for run in reversed(needed) if run.error}
+    findings: tuple[Finding, ...]
+    if failed:
+        findings = tuple(_failed(check, run) for error, run in failed.items() if error not in blamed)
+        blamed |= failed.keys()
+    else:
+        try:
+            findings = in_fork(lambda: tuple(check.look(subject)), limit_s=subject.request.limit_s, log=log)
+        except ForkFailedError as error:
+            findings = (check.broken(error.how, **error.values),)
+    return CheckResult(check=check, findings=findings, seconds=round(monotonic() - began, 2))
+
+
+def _failed(check: Check, run: RunOutcome) -> Finding:
+    return finding_of("run_failed", prefix=f"{check.code}_", where=run.name, run=run.says, error=run.error)
+
+
+def _avoiding(result: CheckResult) -> Iterator[str]:
+    """The flags that avoid what was found: of the run that it was found in, else of the check."""
+    for each in result.findings:
+        if each.level == "error":
+            facts = RUNS.get(each.where, {}) if "avoid" in RUNS.get(each.where, {}) else CHECK_FACTS[result.check.code]
+            yield from filter(None, [facts.get("avoid", "")])

@@ -1,0 +1,105 @@
+"""What is saved: checkpoints from which training goes on, the final model, adapters, and what they generate."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsrun.certify.checks import check_of
+from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
+from dsrun.models.headers import stored_weights
+from dsrun.runs.records import read_records
+from dsrun.train.certify.look.losses import bounds_of, curve_of, difference, moved_apart
+from dsrun.train.certify.subject import CertifySubject
+
+_SAVED = 2
+"""The step after which `resumed` and `resharded` go on."""
+
+
+def _look_at_resumed(subject: CertifySubject) -> Iterator[Finding]:
+    """On as many ranks a resumed run is the uninterrupted one to the bit, elsewhere to rounding."""
+    bounds = bounds_of(subject)
+    for name, source, exact in (("resumed", "reference", True), ("resharded", "zero3", False)):
+        if name not in subject.runs:
+            continue
+        found, expected = curve_of(subject.runs[name]), curve_of(subject.runs[source], after=_SAVED)
+        losses, norms = difference(found.losses, expected.losses), difference(found.norms, expected.norms)
+        one, other = (subject.runs[each].folder / "model" for each in (name, source))
+        apart = moved_apart(one, other, subject.small)
+        limits = (0.0, 0.0, 0.0) if exact and not subject.request.gpus else bounds
+        what = "exact" if exact else "elsewhere"
+        ok = losses <= limits[0] and norms <= limits[1] and apart <= limits[2]
+        yield finding_of(
+            f"resumed.{what}" if ok else f"resumed.{what}_differs",
+            where="" if ok else name, loss=losses, norm=norms, apart=100 * apart,
+        )  # fmt: skip
+
+
+def _look_at_final(subject: CertifySubject) -> Iterator[Finding]:
+    """The final model has the tensors that it began with, and computes on its own what the engine computed with it."""
+    problems = list(_tensors(subject, "zero3")) + list(_tensors(subject, "reference"))
+    yield from problems
+    if "reloaded" in subject.runs and not problems:
+        yield from _same_evaluation(subject, "final", "zero3", "reloaded")
+    elif not problems:
+        yield finding_of("final.tensors", tensors=len(_shapes(subject.small)))
+
+
+def _tensors(subject: CertifySubject, name: str) -> Iterator[Finding]:
+    if name not in subject.runs:
+        return
+    before, after = _shapes(subject.small), _shapes(subject.runs[name].folder / "model")
+    missing, extra = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
+    changed = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
+    for variant, keys in (("missing", missing), ("extra", extra), ("changed", changed)):
+        if keys:
+            yield finding_of(f"final.{variant}", where=name, number=len(keys), first=keys[0])
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    found = stored_weights(folder)
+    return found.shapes if found else {}
+
+
+def _same_evaluation(subject: CertifySubject, code: str, trained: str, reloaded: str) -> Iterator[Finding]:
+    live, again = (_evaluation(subject.runs[name].folder) for name in (trained, reloaded))
+    apart = difference([again], [live])
+    ok = apart <= 10 * bounds_of(subject).loss
+    yield finding_of(
+        f"{code}.{'same' if ok else 'other'}_loss", where="" if ok else reloaded, found=again, live=live, apart=apart
+    )
+
+
+def _evaluation(folder: Path) -> float:
+    """The loss of the run's last evaluation."""
+    return float([row["eval_loss"] for row in read_records(folder / "metrics.jsonl") if "eval_loss" in row][-1])
+
+
+def _look_at_generated(subject: CertifySubject) -> Iterator[Finding]:
+    if "reloaded" not in subject.runs or subject.task == "dpo":
+        return
+    sharded, plain = (
+        [row["prediction"] for row in read_records(subject.runs[name].folder / "predictions-test.jsonl")]
+        for name in ("zero3", "reloaded")
+    )
+    same = sum(one == other for one, other in zip(sharded, plain, strict=False))
+    ok = same == len(sharded) == len(plain) > 0
+    yield finding_of(
+        "generated.same" if ok else "generated.other", where="" if ok else "zero3", same=same, texts=len(plain)
+    )
+
+
+def _look_at_adapter(subject: CertifySubject) -> Iterator[Finding]:
+    if "adapter" not in subject.runs:
+        return
+    problems = list(_tensors(subject, "adapter"))
+    yield from problems
+    if "merged" in subject.runs and not problems:
+        yield from _same_evaluation(subject, "adapter", "adapter", "merged")
+    elif not problems:
+        yield finding_of("adapter.trained", experts=len(subject.experts))
+
+
+RESUMED = check_of("resumed", _look_at_resumed)
+FINAL = check_of("final", _look_at_final)
+GENERATED = check_of("generated", _look_at_generated)
+ADAPTER = check_of("adapter", _look_at_adapter)

@@ -1,0 +1,162 @@
+"""The runs that `dsrun certify` compares: trained for real by forked ranks, several runs in one process group.
+
+The process that calls these has done the imports, and has computed nothing: threads of torch would not live in a fork.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from dsrun.certify.request import CertifyRequest
+from dsrun.datafiles import evaluate, toml_beside
+from dsrun.launch.workers.spawn import ForkedProcess, prefork
+from dsrun.system.net import free_port
+from dsrun.train.certify.subject import CertifySubject, RunOutcome
+
+_TABLE = toml_beside(__file__)
+_FLAGS, RUNS = _TABLE["flags"], _TABLE["runs"]
+RANK = "dsrun.train.certify.rank"
+_POLL_S = 0.05
+_STEP = 2
+"""Of the checkpoint that a run goes on with."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    name: str
+    ranks: int
+    flags: list[str]
+    after: str = ""
+    """The run that comes before, as it uses what that leaves."""
+    resumes: bool = False
+    """Whether it goes on with a checkpoint of that run."""
+    says: str = ""
+    """What it is, for people."""
+
+
+def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
+    """Those of runs.toml that the request and the model call for, in folders of `scratch`."""
+    request = subject.request
+    stages = sorted(request.stages)
+    others = [stage for stage in stages if stage != 3]
+    values: dict[str, Any] = {"least": stages[0], "most": stages[-1], "other": others[-1] if others else 3}
+    paths = {"scratch": scratch, "small": subject.small, "words": subject.words, **subject.rows}
+    values |= {name: shlex.quote(str(path)) for name, path in paths.items()}
+    values["experts"] = f"--lora-target-parameters {' '.join(subject.experts)}" if subject.experts else ""
+    values["predict"] = "" if subject.task == "dpo" else "--do-predict --predict-with-generate"
+    kinds = ("all", "gpu" if request.gpus else "cpu", subject.task)
+    shared = " ".join(_FLAGS.get(each, "") for each in kinds)
+    return [
+        PlannedRun(
+            name,
+            row["ranks"],
+            shlex.split(f"{shared} --output {{scratch}}/{name} {row['flags']}".format(**values)),
+            row.get("after", ""),
+            row.get("resumes", False),
+            row["says"].format(**values),
+        )
+        for name, row in RUNS.items()
+        if evaluate(row.get("only", "True"), vars(request)) and (row["ranks"] == 1 or request.gpus != 1)
+    ]
+
+
+def train_all(
+    runs: list[PlannedRun], scratch: Path, request: CertifyRequest, *, notify: Callable[[str], None]
+) -> dict[str, RunOutcome]:
+    """Train them, those of as many ranks that follow one another in one process group; after a failure, what is left of
+    these gets another. A run that goes on with one that failed has failed."""
+    outcomes: dict[str, RunOutcome] = {}
+    waiting = list(runs)
+    while waiting:
+        for run in waiting:
+            if run.after in outcomes and outcomes[run.after].error:
+                outcomes[run.name] = replace(outcomes[run.after], name=run.name)
+        waiting = [run for run in waiting if run.name not in outcomes]
+        ready = list(takewhile(partial(_may_begin, waiting[0].ranks, {"", *outcomes}), waiting)) if waiting else []
+        if ready:
+            ranks = ready[0].ranks
+            notify(f"training on {ranks} rank{'s' * (ranks > 1)}: {', '.join(run.name for run in ready)}")
+            for run in ready:
+                if run.resumes:
+                    _begin(scratch / run.name, outcomes[run.after].folder)
+            ended = list(_RankGroup(ready, ranks, scratch, request).outcomes())
+            outcomes |= {each.name: each for each in ended}
+            waiting = waiting[len(ended) :]
+    return outcomes
+
+
+def _may_begin(ranks: int, ended: set[str], run: PlannedRun) -> bool:
+    return run.ranks == ranks and run.after in ended
+
+
+def _begin(folder: Path, source: Path) -> None:
+    """Make the folder of a run that goes on with the checkpoint of another."""
+    if not folder.exists():
+        name = f"checkpoint-{_STEP}"
+        shutil.copytree(source / name, folder / name)
+        shutil.copy(source / "run.json", folder)
+
+
+class _RankGroup:
+    """Ranks forked for some runs, and what becomes of these."""
+
+    def __init__(self, runs: list[PlannedRun], count: int, scratch: Path, request: CertifyRequest) -> None:
+        self._runs, self._scratch, self._limit_s = runs, scratch, request.limit_s
+        self._file = scratch / f"{runs[0].name}.{count}.json"
+        self._file.write_text(json.dumps([[run.name, run.flags] for run in runs]), encoding="utf-8")
+        shared = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+        }
+        self._processes: list[ForkedProcess] = []
+        for rank, forked in enumerate(prefork(RANK, count)):
+            log = self._file.with_suffix(f".rank-{rank}.log")
+            log.touch()
+            env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes.append(forked.exec_rank([str(self._file)], env, [str(log), str(log)]))
+
+    def outcomes(self) -> Iterator[RunOutcome]:
+        """Of each run that has ended, in order, to the first that has failed."""
+        try:
+            for run in self._runs:
+                error, seconds = self._end_of(run)
+                yield RunOutcome(run.name, run.says, self._scratch / run.name, error, seconds)
+                if error:
+                    return
+        finally:
+            for process in self._processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, 9)
+                process.wait()
+
+    def _end_of(self, run: PlannedRun) -> tuple[str, float]:
+        """Why a run failed, "" where it did not, and its seconds."""
+        began = time.monotonic()
+        while time.monotonic() - began < self._limit_s:
+            if found := self._said(run):
+                # Of several ranks that fail, the others may only have lost a peer.
+                return min((each["rank"], each["error"], each["seconds"]) for each in found)[1:]
+            codes = [process.poll() for process in self._processes]
+            if any(codes) and not self._said(run):
+                rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                return f"rank {rank} {how}", time.monotonic() - began
+            time.sleep(_POLL_S)
+        return f"it did not end within {self._limit_s:g} s", self._limit_s
+
+    def _said(self, run: PlannedRun) -> list[dict[str, Any]]:
+        file = Path(f"{self._file}.done")
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        return [found for found in map(json.loads, lines) if found["run"] == run.name]
