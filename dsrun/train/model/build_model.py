@@ -58,10 +58,19 @@ def build(
             draw(model, seed, only=drawn, device=device)
         if quantization is not None:
             keep_codes(model)
+    _freeze_computed(model)
     # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
     # (transformers' modeling_layers.py).
     model.config.use_cache = False
     return model
+
+
+def _freeze_computed(model: Any) -> None:
+    """Freeze tables of sines, which no model trains (Pegasus, Marian, FSMT, RoFormer read them without a gradient).
+    transformers does so where it loads them under ZeRO-3; elsewhere weight decay would shrink them."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and "Sinusoidal" in type(module).__name__:
+            module.weight.requires_grad_(False)
 
 
 def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any]) -> Any:

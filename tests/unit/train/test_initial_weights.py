@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     OpenAIGPTConfig,
@@ -84,3 +85,15 @@ def test_buffers_of_a_model_for_other_weights_are_computed():
 def test_drawn_model_can_go_to_another_process():
     model = build(SPEC, LLAMA, "causal-lm")
     assert pickle.loads(pickle.dumps(model)).config.model_type == "llama"
+
+
+@pytest.mark.parametrize("kind", ["pegasus", "marian", "fsmt"])
+def test_computed_positions_are_not_trained(kind):
+    """Else weight decay shrinks them where they are not frozen, and no checkpoint fits another stage."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    vocabulary = {"src_vocab_size": 16, "tgt_vocab_size": 16} if kind == "fsmt" else {"vocab_size": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 0}
+    model = build(SPEC, AutoConfig.for_model(kind, **sizes, **vocabulary, **heads), "seq2seq")
+    tables = {name: each.requires_grad for name, each in model.named_parameters() if "embed_positions" in name}
+    assert set(tables.values()) <= {False}
+    assert sum(each.requires_grad for each in model.parameters()) > len(tables)
