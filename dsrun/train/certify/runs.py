@@ -55,18 +55,16 @@ def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
     values["predict"] = "" if subject.task == "dpo" else "--do-predict --predict-with-generate"
     kinds = ("all", "gpu" if request.gpus else "cpu", subject.task)
     shared = " ".join(_FLAGS.get(each, "") for each in kinds)
-    return [
-        PlannedRun(
-            name,
-            row["ranks"],
-            shlex.split(f"{shared} --output {{scratch}}/{name} {row['flags']}".format(**values)),
-            row.get("after", ""),
-            row.get("resumes", False),
-            row["says"].format(**values),
-        )
-        for name, row in RUNS.items()
-        if evaluate(row.get("only", "True"), vars(request)) and (row["ranks"] == 1 or request.gpus != 1)
-    ]
+    found = []
+    for name, row in RUNS.items():
+        # With one GPU they compare the stages alone.
+        ranks = min(row["ranks"], request.gpus or row["ranks"])
+        values["ranks"] = f"{ranks} rank{'s' * (ranks > 1)}"
+        if evaluate(row.get("only", "True"), vars(request)):
+            flags = f"{shared} --output {{scratch}}/{name} {row['flags']}".format(**values)
+            after, resumes, says = row.get("after", ""), row.get("resumes", False), row["says"].format(**values)
+            found.append(PlannedRun(name, ranks, shlex.split(flags), after, resumes, says))
+    return found
 
 
 def train_all(

@@ -1,0 +1,78 @@
+"""Which runs certify trains, and what becomes of those after one that failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.certify.checks import CHECK_FACTS
+from dsrun.certify.request import CertifyRequest
+from dsrun.recipe.resolve import resolve
+from dsrun.train.certify import runs
+from dsrun.train.certify.subject import CertifySubject, RunOutcome
+
+
+def subject(tmp_path, task="causal-lm", experts=(), **asked):
+    rows = {split: tmp_path / f"{split}.jsonl" for split in ("train", "test")}
+    return CertifySubject(
+        request=CertifyRequest(model="m", **asked), found=None, config=None, task=task, small=tmp_path / "a b",
+        words=tmp_path / "words", tokenizer=False, rows=rows, experts=experts,
+    )  # fmt: skip
+
+
+ASKED = [
+    {}, {"quick": True}, {"stages": (3,)}, {"stages": (1, 2)}, {"lora": False}, {"gpus": 1}, {"gpus": 2},
+    {"task": "dpo"}, {"task": "seq2seq"}, {"experts": ("experts.gate_up_proj", "experts.down_proj")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_flags_of_each_run_are_those_of_train(asked, tmp_path):
+    found = runs.planned(subject(tmp_path, **asked), tmp_path)
+    names = [run.name for run in found]
+    for run in found:
+        recipe = resolve(run.flags, tmp_path)
+        assert recipe.spec.output == str(tmp_path / run.name)
+        assert run.after in ("", *names[: names.index(run.name)])
+        assert bool(recipe.hf.get("use_cpu")) is ("gpus" not in asked)
+        assert "{" not in run.says
+
+
+def test_runs_are_those_that_were_asked_for(tmp_path):
+    names = {run.name for run in runs.planned(subject(tmp_path), tmp_path)}
+    assert "zero1" not in names
+    assert {"reference", "zero2", "zero3", "adapter", "merged", "resumed"} <= names
+    stages = {run.name for run in runs.planned(subject(tmp_path, stages=(2,), lora=False), tmp_path)}
+    assert stages == {"reference", "accumulated", "resumed", "two-ranks"}
+    alone = runs.planned(subject(tmp_path, gpus=1), tmp_path)
+    assert {run.ranks for run in alone} == {1}
+
+
+def test_every_run_is_compared_by_a_check():
+    compared = {name for facts in CHECK_FACTS.values() for name in facts.get("runs", ())}
+    assert compared == set(runs.RUNS)
+
+
+def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monkeypatch):
+    groups = []
+
+    class Group:
+        def __init__(self, ready, ranks, scratch, request):
+            self.ready = ready
+            groups.append([run.name for run in ready])
+
+        def outcomes(self):
+            for run in self.ready:
+                error = "broken" if run.name == "zero3" else ""
+                yield RunOutcome(run.name, run.says, tmp_path / run.name, error)
+                if error:
+                    return
+
+    monkeypatch.setattr(runs, "_RankGroup", Group)
+    monkeypatch.setattr(runs, "_begin", lambda *_: None)
+    of = subject(tmp_path)
+    found = runs.train_all(runs.planned(of, tmp_path), tmp_path, of.request, notify=lambda _: None)
+    assert {name for name, run in found.items() if run.error} == {"zero3", "resharded", "reloaded"}
+    assert set(found) == {run.name for run in runs.planned(of, tmp_path)}
+    assert groups == [
+        ["reference", "accumulated"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"], ["adapter"], ["merged"],
+    ]  # fmt: skip
