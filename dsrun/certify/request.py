@@ -11,7 +11,8 @@ CertifyTask = Literal["causal", "seq2seq", "dpo"]
 class CertifyRequest:
     """`model` is a folder, a config.json, or a Hub name whose files are on this machine. `stages` are the ZeRO stages;
     the least of them is what the others are compared with. `task` is None for what the config says. `gpus` is how many
-    are used, 0 for CPUs. With `quick`, what needs the most runs is left out. `limit_s` is for one check or run."""
+    are used, 0 for CPUs. With `quick`, what needs the most runs is left out. `only` are the codes of the checks to
+    make, none for all. `limit_s` is for one check or run."""
 
     model: str
     task: CertifyTask | None = None
@@ -19,6 +20,7 @@ class CertifyRequest:
     lora: bool = True
     quick: bool = False
     gpus: int = 0
+    only: tuple[str, ...] = ()
     limit_s: float = 60.0
     trust_remote_code: bool = False
 
@@ -28,4 +30,4 @@ class CertifyRequest:
     @classmethod
     def from_json(cls, text: str) -> "CertifyRequest":
         given: dict[str, Any] = json.loads(text)
-        return cls(**{**given, "stages": tuple(given["stages"])})
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

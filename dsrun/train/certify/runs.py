@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.launch.workers.spawn import ForkedProcess, prefork
@@ -24,6 +25,8 @@ from dsrun.train.certify.subject import CertifySubject, RunOutcome
 
 _TABLE = toml_beside(__file__)
 _FLAGS, RUNS = _TABLE["flags"], _TABLE["runs"]
+REFERENCE = next(iter(RUNS))
+"""The plainest, which the others are compared with."""
 RANK = "dsrun.train.certify.rank"
 _POLL_S = 0.05
 _STEP = 2
@@ -55,12 +58,14 @@ def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
     values["predict"] = "" if subject.task == "dpo" else "--do-predict --predict-with-generate"
     kinds = ("all", "gpu" if request.gpus else "cpu", subject.task)
     shared = " ".join(_FLAGS.get(each, "") for each in kinds)
+    chosen = [CHECK_FACTS[code] for code in request.only] or CHECK_FACTS.values()
+    needed = {name for facts in chosen for name in facts.get("runs", ())}
     found = []
     for name, row in RUNS.items():
         # With one GPU they compare the stages alone.
         ranks = min(row["ranks"], request.gpus or row["ranks"])
         values["ranks"] = f"{ranks} rank{'s' * (ranks > 1)}"
-        if evaluate(row.get("only", "True"), vars(request)):
+        if name in needed and evaluate(row.get("only", "True"), vars(request)):
             flags = f"{shared} --output {{scratch}}/{name} {row['flags']}".format(**values)
             after, resumes, says = row.get("after", ""), row.get("resumes", False), row["says"].format(**values)
             found.append(PlannedRun(name, ranks, shlex.split(flags), after, resumes, says))
@@ -71,13 +76,14 @@ def train_all(
     runs: list[PlannedRun], scratch: Path, request: CertifyRequest, *, notify: Callable[[str], None]
 ) -> dict[str, RunOutcome]:
     """Train them, those of as many ranks that follow one another in one process group; after a failure, what is left of
-    these gets another. A run that goes on with one that failed has failed."""
+    these gets another. What goes on with a run that failed has failed, and so has all after the plainest of them."""
     outcomes: dict[str, RunOutcome] = {}
     waiting = list(runs)
     while waiting:
         for run in waiting:
-            if run.after in outcomes and outcomes[run.after].error:
-                outcomes[run.name] = replace(outcomes[run.after], name=run.name)
+            before = outcomes.get(run.after or REFERENCE)
+            if before and before.error:
+                outcomes[run.name] = replace(before, name=run.name)
         waiting = [run for run in waiting if run.name not in outcomes]
         ready = list(takewhile(partial(_may_begin, waiting[0].ranks, {"", *outcomes}), waiting)) if waiting else []
         if ready:

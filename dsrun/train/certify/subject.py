@@ -14,6 +14,8 @@ from dsrun.train.certify import small, toy
 from dsrun.train.model.load import decide_task
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json")
+SHORTEST = 8
+"""Tokens of a text that a small model writes, at least."""
 EXPERT_MATRICES = 3
 """Dimensions of the parameter that holds one matrix of all experts."""
 
@@ -64,6 +66,9 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
     task = "dpo" if request.task == "dpo" else decide_task(config, "auto", request.model)
     folder = scratch / "small"
     model = small.build(small.small_config(config), folder)
+    # Of texts that end at once there would be nothing to compare.
+    model.generation_config.min_new_tokens = SHORTEST
+    model.generation_config.save_pretrained(folder)
     names = [name for name, each in model.named_parameters() if each.dim() == EXPERT_MATRICES and "experts" in name]
     return CertifySubject(
         request=request,

@@ -1,0 +1,55 @@
+"""`dsrun certify` at work: sound families pass, and each fault that once stood in the field is named by its check."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from transformers import AutoConfig
+
+from dsrun.certify.request import CertifyRequest
+from tests.forkserver.client import HEAVY, ROOT
+
+pytestmark = pytest.mark.train
+
+SOUND = ["llama", "qwen3", "gpt2", "t5", "bart", "mixtral", "gemma3"]
+FAULTS = {
+    "gathered_parameters_stay_open": ("qwen3_5", "stages"),
+    "missing_weight_is_drawn_in_silence": ("llama", "loaded"),
+    "vision_tower_is_lost": ("gemma3", "final"),
+    "rules_read_sharded_shapes": ("pegasus", "stages"),
+    "loss_is_divided_by_accumulation_again": ("t5", "one_loss"),
+    "zero_2_halves_gradients": ("llama", "stages"),
+    "packed_documents_see_each_other": ("llama", "one_loss"),
+    "checkpoint_of_experts_is_not_loaded": ("mixtral", "resumed"),
+    "adapter_is_merged_at_half_its_scale": ("llama", "adapter"),
+    "tables_of_sines_are_trained": ("pegasus", "resumed"),
+    "resumed_run_begins_the_data_anew": ("bart", "resumed"),
+    "sharded_model_generates_from_shards": ("llama", "generated"),
+}
+
+
+def certified(kind, folder, *, fault="none", **asked):
+    """Status and findings by the code of the check."""
+    AutoConfig.for_model(kind).save_pretrained(folder / "model")
+    (folder / "scratch").mkdir()
+    request = CertifyRequest(model=str(folder / "model"), **asked).as_json()
+    argv = [sys.executable, "-m", "tests.integration.mutants", fault, request, str(folder / "scratch")]
+    done = HEAVY.run(argv, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_no_false_alarm(kind, tmp_path):
+    rows = certified(kind, tmp_path, quick=kind not in ("llama", "t5"))
+    assert [(row["check"], row["findings"]) for row in rows.values() if row["status"] in ("fail", "warn")] == []
+    assert sum(row["status"] == "pass" for row in rows.values()) > len(rows) // 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_found_by_its_check(fault, tmp_path):
+    kind, code = FAULTS[fault]
+    row = certified(kind, tmp_path, fault=fault, only=(code,))[code]
+    assert row["status"] == "fail", row
