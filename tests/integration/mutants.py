@@ -144,7 +144,7 @@ def sharded_model_generates_from_shards() -> None:
     def by_other_weights(self: Any, *given: Any, **named: Any) -> Any:
         from deepspeed.runtime.zero import GatheredParameters
 
-        if self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled and named["metric_key_prefix"] == "test":
             head = self.model.get_output_embeddings().weight
             with GatheredParameters([head], modifier_rank=0):
                 head.data.neg_()
