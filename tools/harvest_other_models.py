@@ -17,7 +17,7 @@ EXIT_DIFFERS = 3
 
 def other_models() -> list[str]:
     """Model types that AutoModelForCausalLM and AutoModelForSeq2SeqLM do not know, or only as a part of a model that
-    hears or makes sound."""
+    hears or makes sound, or know by a class that is saved under a config of which they know no class (Mllama)."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto as auto
 
@@ -30,9 +30,20 @@ def other_models() -> list[str]:
         except (ImportError, AttributeError, ValueError):
             continue
         writes = name in seq2seq if getattr(config, "is_encoder_decoder", False) else name in causal
+        writes = writes and _loads_what_it_saves(config)
         if not writes and not _is_encoder_decoder_in_its_config(name):
             found.append(name)
     return sorted(found)
+
+
+def _loads_what_it_saves(config: type) -> bool:
+    from transformers.models.auto import modeling_auto as auto
+
+    for mapping in (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_CAUSAL_LM_MAPPING):
+        if config in mapping:
+            saved = mapping[config].config_class
+            return saved is None or saved in mapping
+    return True
 
 
 def _is_encoder_decoder_in_its_config(name: str) -> bool:

@@ -30,4 +30,7 @@ class CertifyRequest:
     @classmethod
     def from_json(cls, text: str) -> "CertifyRequest":
         given: dict[str, Any] = json.loads(text)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
+        return cls(**values)

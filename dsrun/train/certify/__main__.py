@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from dsrun.errors import DsrunError
 from dsrun.system.imports import deferred, without_collections
 from dsrun.system.process.interrupt import end_at_ctrl_c
 from dsrun.system.process.process_end import end
+from dsrun.system.terminal.stderr import print_error
 
 _LIBRARIES = "loading torch, transformers and DeepSpeed"
 
@@ -27,7 +29,11 @@ def main(text: str, folder: str) -> int:
     product = os.dup(1)
     os.dup2(2, 1)  # libraries print; the result alone is for stdout
     request = CertifyRequest.from_json(text)
-    found = certify(request, Path(folder), notify=_say)
+    try:
+        found = certify(request, Path(folder), notify=_say)
+    except DsrunError as error:
+        print_error(str(error))
+        return error.exit_code
     found["seconds"] = round(time.monotonic() - began, 1)
     found["cpu_seconds"] = round(sum(os.times()[:4]), 1)
     os.write(product, json.dumps(found).encode() + b"\n")

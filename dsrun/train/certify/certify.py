@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
-from dsrun.errors import ToolError
+from dsrun.errors import DsrunError, ToolError
 from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -25,14 +25,17 @@ LOG = "certify.log"
 def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], None]) -> dict[str, Any]:
     """The task, the device, and the rows in their order, as JSON values.
 
-    Raises ToolError where the small model cannot be built.
+    Raises DsrunError where there is no such model, or no small one can be built of it.
     """
     log = scratch / LOG
     notify("building a small model of its architecture")
     try:
-        subject: CertifySubject = in_fork(partial(load_subject, request, scratch), limit_s=request.limit_s, log=log)
-    except ForkFailedError as error:
-        raise ToolError(f"the small model was not built: it {error.how} ({error.values})") from None
+        subject = in_fork(partial(_subject, request, scratch), limit_s=request.limit_s, log=log)
+    except ForkFailedError as failed:
+        error = failed.values.get("error", f"it did not end within {request.limit_s:g} s")
+        raise ToolError(f"no small model of {request.model} could be built: {error}") from None
+    if isinstance(subject, DsrunError):
+        raise subject
     subject = replace(subject, runs=train_all(planned(subject, scratch), scratch, request, notify=notify))
     rows = []
     blamed: set[str] = set()
@@ -42,6 +45,14 @@ def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], N
         result = _result(check, subject, blamed, log)
         rows.append({**result.as_dict(), "avoid": list(_avoiding(result))})
     return {"task": subject.task, "device": "cuda" if request.gpus else "cpu", "checks": rows}
+
+
+def _subject(request: CertifyRequest, scratch: Path) -> CertifySubject | DsrunError:
+    """In a fork, which returns what the user is to read of its errors."""
+    try:
+        return load_subject(request, scratch)
+    except DsrunError as error:
+        return error
 
 
 def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) -> CheckResult:

@@ -25,7 +25,7 @@ from transformers import (
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import chain, refused, unreachable
-from dsrun.models.families import family_of
+from dsrun.models.families import family_of, other_models
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.preflight.files import is_path
@@ -116,7 +116,8 @@ def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:
     """The task the config's architecture is made for; `requested` is checked against what it can do."""
     if family_of(config.model_type).reads_both_ways and not getattr(config, "is_decoder", False):
         raise UsageError(f"{model} is a {config.model_type} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
-    able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
+    known = config.model_type not in other_models()
+    able = [task for task, mapping in KNOWN.items() if known and type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested not in ("auto", "distill"):
         wanted: ModelTask = "seq2seq" if requested == "seq2seq" else "causal-lm"

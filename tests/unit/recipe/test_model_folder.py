@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.models.families import is_trained
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -142,3 +143,9 @@ def test_teacher_of_the_hub_and_one_of_this_machine_accepted(check, tmp_path):
     check(LLAMA, task="distill", teacher="org/teacher")
     (tmp_path / "model").rename(tmp_path / "teacher")
     check(LLAMA, task="distill", teacher=str(tmp_path / "teacher"))
+
+
+@pytest.mark.parametrize("kind", ["mllama", "emu3", "musicgen"])
+def test_models_that_nobody_could_load_again_are_refused(kind):
+    """Their class is saved under the config of a part, of which AutoModelForCausalLM knows no class."""
+    assert not is_trained({"model_type": kind, "text_config": {"model_type": f"{kind}_text_model"}})
