@@ -85,8 +85,10 @@ def fixes() -> Iterator[NamedFix]:
     for cause in causes().values():
         for fix in (cause.fix, cause.other_fix, *(sign.fix for sign in cause.signs)):
             yield NamedFix(f"diagnosis: {cause.code}", fix)
-    for rows in read_toml(PACKAGE / "train/base/refusals.toml").values():
-        yield from (NamedFix("train/base/refusals.toml", row["fix"]) for row in rows.values() if "fix" in row)
+    for path in sorted(PACKAGE.rglob("refusals.toml")):
+        place = str(path.relative_to(PACKAGE))
+        for rows in read_toml(path).values():
+            yield from (NamedFix(place, row["fix"]) for row in rows.values() if "fix" in row)
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "fix":

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.launch.detection.table import HostSource
+from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
@@ -29,20 +29,13 @@ def read(source: HostSource, environ: Mapping[str, str]) -> str:
             return Path(environ[source.of]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or error
-            raise UsageError(
-                f"{source.of}: {environ[source.of]} cannot be read: {why}",
-                fix="start dsrun launch on the first machine of the job, or give --nodes, --node-rank, --master-addr; "
-                f"if the job is over, unset {source.of}",
-            ) from None
+            raise refusal("hosts.unreadable", variable=source.of, file=environ[source.of], why=why) from None
     if source.form == "command":
         try:
             done = subprocess.run(source.of.split(), capture_output=True, text=True, timeout=_COMMAND_S, check=True)
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
             reason = "not found" if isinstance(error, FileNotFoundError) else error
-            raise UsageError(
-                f"`{source.of}` does not say where node 0 is: {reason}",
-                fix="--master-addr NAME_OF_NODE_0, the same on all nodes",
-            ) from None
+            raise refusal("hosts.silent", command=source.of, reason=reason) from None
         return done.stdout
     return environ[source.of]
 
@@ -55,12 +48,7 @@ def machines(source: HostSource, environ: Mapping[str, str], text_of: HostReader
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         names = ()
     if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        raise UsageError(
-            f"{source.of}: {shortened(text.strip())!r} is not a list of machines",
-            fix="--master-addr NAME_OF_NODE_0, the same on all nodes"
-            if source.form == "command"
-            else f"unset {source.of}; on several machines, also give --nodes, --node-rank and --master-addr",
-        )
+        refuse("not_hosts", source=source, text=shortened(text.strip()))
     return names
 
 

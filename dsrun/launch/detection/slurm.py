@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, integer, port_of
+from dsrun.launch.refusals import refusal
 from dsrun.system import variables
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
@@ -24,23 +24,16 @@ def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS", 1)
     node = integer(environ, "SLURM_NODEID", 0)
     if tasks != nodes:
-        raise UsageError(
-            f"srun started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}; "
-            "dsrun launch starts the workers itself",
-            fix="srun --ntasks-per-node=1",
-        )
+        raise refusal("slurm.tasks", tasks=tasks, nodes=f"{nodes} node{'s' if nodes > 1 else ''}")
     for flag, value, real in (("--nodes", request.nodes, nodes), ("--node-rank", request.node_rank, node)):
         if value is not None and value != real:
-            raise UsageError(
-                f"{flag} {value}, but this is node {node} of the {nodes} of its step of SLURM",
-                fix="remove --nodes, --node-rank and --master-addr: SLURM sets them",
-            )
+            raise refusal("slurm.flag", flag=flag, value=value, node=node, nodes=nodes)
     if nodes == 1:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
     nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     host = request.master_addr or environ.get("MASTER_ADDR") or first_host(nodelist)
     if not host:
-        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
+        raise refusal("slurm.no_list")
     # Every second one: the next one is the coordinator's.
     port = port_of(request, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
@@ -62,10 +55,7 @@ def in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLa
     there = integer(environ, "SLURM_JOB_NUM_NODES", integer(environ, "SLURM_NNODES", 1))
     nodes = there if request.nodes is None else request.nodes
     if nodes > there:
-        raise UsageError(
-            f"--nodes {nodes}, but SLURM job {environ['SLURM_JOB_ID']} has {there}",
-            fix=f"--nodes {there}, or sbatch --nodes={nodes}",
-        )
+        raise refusal("slurm.smaller_job", nodes=nodes, job=environ["SLURM_JOB_ID"], there=there)
     on_a_node = bool(environ.get("SLURMD_NODENAME"))
     if nodes == 1 and on_a_node:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)

@@ -4,10 +4,10 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from dsrun.errors import UsageError
 from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of
 from dsrun.launch.detection.hosts import HostReader, cluster_rank, machines
 from dsrun.launch.detection.table import LauncherFacts, launchers, scheduler_of
+from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, shortened
 
 
@@ -31,10 +31,7 @@ def refuse_unflagged(request: LaunchRequest, environ: Mapping[str, str]) -> None
     for each in launchers():
         alone = each.flags_only and each.matches(environ) and request.nodes != 1 and request.node_rank is None
         if alone and (node := integer(environ, each.rank)) > 0:
-            raise UsageError(
-                f"{each.called} has started this on machine {node} of its job, where there is no list of the others",
-                fix="dsrun launch --nodes N --master-addr FIRST_MACHINE, or once in the job's script",
-            )
+            raise refusal("launcher.alone", launcher=each, node=node)
 
 
 def place_by(
@@ -47,18 +44,7 @@ def place_by(
         how = f"one machine, {launcher.where_it_is}"
         return LocalLauncher(how=how, port=request.master_port, recreated=launcher.recreated)
     node, said_by = _node(launcher, environ, hosts)
-    if request.node_rank not in (None, node):
-        raise UsageError(
-            f"--node-rank {request.node_rank}, but {said_by} says that this is node {node}",
-            fix=f"remove --node-rank; if {said_by} counts something else, unset it",
-        )
-    if node >= nodes:
-        raise UsageError(
-            f"{said_by}={node}, but the {nodes} nodes are 0 to {nodes - 1}",
-            fix=f"set completions and parallelism of the Job to {nodes}, or give --nodes their number"
-            if launcher.sweeps
-            else "start as many as there are nodes, and count from 0",
-        )
+    refuse("number", request=request, launcher=launcher, node=node, nodes=nodes, last=nodes - 1, said_by=said_by)
     host, listed = _address(launcher, request, environ, text_of, nodes)
     port = port_of(request, environ, _default_port(launcher, environ, listed=listed))
     is_named = request.master_port is not None or bool(environ.get("MASTER_PORT") or environ.get(launcher.port))
@@ -102,28 +88,11 @@ def _nodes(launcher: LauncherFacts, request: LaunchRequest, environ: Mapping[str
     if _is_alone(launcher, request) or (launcher.sweeps and not environ.get(launcher.size)):
         return 1
     size = integer(environ, launcher.size) if launcher.size else len(hosts)
-    _check_processes(launcher, environ, size)
-    if size < 1:
-        raise UsageError(f"{launcher.size}={size} is not a number of nodes", fix=f"unset {launcher.size}")
-    if request.nodes in (None, size):
-        return size
-    says = (
-        f"{launcher.called} has started {size} processes"
-        if launcher.tool
-        else f"this is {launcher.called}, one of {size}"
-    )
-    raise UsageError(f"--nodes {request.nodes}, but {says}", fix="remove it")
-
-
-def _check_processes(launcher: LauncherFacts, environ: Mapping[str, str], size: int) -> None:
-    """One process per machine: dsrun launch starts the workers."""
+    # One process per machine: dsrun launch starts the workers.
     beside = integer(environ, launcher.local_size, 1) if launcher.local_size else 1
     there = integer(environ, launcher.nodes, size) if launcher.nodes else size
-    if beside > 1 or there != size:
-        where = f"{beside} processes on this machine" if beside > 1 else f"{size} processes on {there} machines"
-        raise UsageError(
-            f"{launcher.called} has started {where}; dsrun launch starts its workers itself", fix=launcher.tool
-        )
+    refuse("size", request=request, launcher=launcher, size=size, beside=beside, there=there)
+    return size
 
 
 def _node(launcher: LauncherFacts, environ: Mapping[str, str], hosts: tuple[str, ...]) -> tuple[int, str]:
@@ -131,10 +100,8 @@ def _node(launcher: LauncherFacts, environ: Mapping[str, str], hosts: tuple[str,
     if launcher.own:
         name = environ[launcher.own]
         if name not in hosts:
-            raise UsageError(
-                f"{launcher.own}={shortened(name)!r}, but the machines are {', '.join(hosts[:5])}",
-                fix="give --nodes, --node-rank and --master-addr, and unset it",
-            )
+            listed = ", ".join(hosts[:5])
+            raise refusal("own_number.not_listed", variable=launcher.own, name=shortened(name), machines=listed)
         return hosts.index(name), launcher.own
     if launcher.rank:
         return integer(environ, launcher.rank), launcher.rank
@@ -142,10 +109,7 @@ def _node(launcher: LauncherFacts, environ: Mapping[str, str], hosts: tuple[str,
     try:
         return cluster_rank(environ[launcher.hosts.of]), launcher.hosts.of
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise UsageError(
-            f"{launcher.hosts.of} does not say which of the {len(hosts)} machines this is",
-            fix="give --nodes, --node-rank and --master-addr, and unset it",
-        ) from None
+        raise refusal("own_number.untold", variable=launcher.hosts.of, count=len(hosts)) from None
 
 
 def _address(
@@ -164,12 +128,7 @@ def _address(
             return machines(scheduler.hosts, environ, text_of)[0], True
         if first := first_host(environ.get("SLURM_JOB_NODELIST", "")):
             return first, True
-    raise UsageError(
-        f"{launcher.where_it_is} on {nodes} machines, which does not say where the first one is"
-        if launcher.tool
-        else f"{launcher.called}, one of {nodes}, but not where the first one is",
-        fix="--master-addr NAME_OF_NODE_0, the same on all nodes",
-    )
+    raise refusal(f"first.{'by_tool' if launcher.tool else 'by_platform'}", launcher=launcher, nodes=nodes)
 
 
 def _default_port(launcher: LauncherFacts, environ: Mapping[str, str], *, listed: bool) -> int:

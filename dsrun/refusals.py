@@ -1,0 +1,34 @@
+"""Errors in the words of a TOML file: a table of rows for each group.
+
+`message` and `fix` are filled with the names of the caller; `error` is the class of dsrun/errors.py where it is not
+UsageError; `cause` a code of docs/diagnose.md; `when`, where the condition stands there too, a Python expression.
+"""
+
+from typing import Any
+
+from dsrun import errors
+from dsrun.datafiles import evaluate, toml_beside
+
+
+class Refusals:
+    """Those of the TOML file of a module, given by its `__file__`."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def error(self, key: str, /, **names: Any) -> errors.DsrunError:
+        """The error of a row, `group.name`."""
+        group, _, name = key.partition(".")
+        return self._filled(toml_beside(self._module)[group][name], names)
+
+    def check(self, group: str, /, **names: Any) -> None:
+        """Raise the error of the first row of a group whose condition holds."""
+        for row in toml_beside(self._module)[group].values():
+            if evaluate(row["when"], names):
+                raise self._filled(row, names)
+
+    @staticmethod
+    def _filled(row: dict[str, str], names: dict[str, Any]) -> errors.DsrunError:
+        kind: type[errors.DsrunError] = getattr(errors, row.get("error", "UsageError"))
+        fix = row["fix"].format_map(names) if "fix" in row else None
+        return kind(row["message"].format_map(names), fix=fix, cause=row.get("cause"))
