@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from dsrun.errors import MissingError, UsageError
+from dsrun.datafiles import toml_beside
 from dsrun.launch.launchers import PYTHON
+from dsrun.launch.refusals import refusal
 from dsrun.launch.torchrun_line import LauncherLine, parse_torchrun
 from dsrun.system.env import is_count
 from dsrun.system.shell import command_line
@@ -19,28 +20,13 @@ READER = Path(__file__).with_name("read_launcher_line.py")
 READ_S = 180
 """Seconds for the launcher's own code, which imports torch: two on a fast disk."""
 LauncherName = Literal["torchrun", "torch.distributed.launch", "accelerate launch", "deepspeed"]
-# The words that each of them is called by, as a program or as a module of Python.
-_PROGRAMS: Mapping[tuple[str, ...], LauncherName] = {
-    ("torchrun",): "torchrun",
-    ("accelerate", "launch"): "accelerate launch",
-    ("accelerate-launch",): "accelerate launch",
-    ("deepspeed",): "deepspeed",
-    ("deepspeed.pt",): "deepspeed",
-}
-_MODULES: Mapping[str, LauncherName] = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate launch",
-    "deepspeed.launcher.runner": "deepspeed",
-}
+_TABLE = toml_beside(__file__)
+_PROGRAMS: Mapping[str, LauncherName] = _TABLE["programs"]
+_MODULES: Mapping[str, LauncherName] = _TABLE["modules"]
 # Set anew for each rank, or as torch.distributed.run does by itself.
 _RANKS_OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _OLD_HOSTFILE = Path("/job/hostfile")
-_NOTHING = frozenset({"user_script", "user_args", "module", "no_python", "hostfile", "no_local_rank"})
-# What deepspeed is told about itself alone.
-_IGNORED = frozenset(
-    {"enable_each_rank_log", "force_multi", "log_level", "no_ssh", "no_ssh_check", "quiet", "save_pid"}
-)
+_KNOWN_TO_DEEPSPEED = frozenset([*_TABLE["deepspeed"]["read"], *_TABLE["deepspeed"]["ignored"]])
 
 
 def launcher_line(argv: Sequence[str], environ: Mapping[str, str]) -> LauncherLine | None:
@@ -70,8 +56,9 @@ def _launcher(argv: Sequence[str]) -> tuple[LauncherName, str, list[str]] | None
     base = PurePosixPath(first).name
     if PYTHON.fullmatch(base) and rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in _MODULES:
         return _MODULES[rest[1]], first, rest[2:]
-    for words, name in _PROGRAMS.items():
-        if (base, *rest[: len(words) - 1]) == words:
+    for called, name in _PROGRAMS.items():
+        words = called.split()
+        if [base, *rest[: len(words) - 1]] == words:
             return name, "python" if name == "torchrun" else _python_of(first), rest[len(words) - 1 :]
     return None
 
@@ -80,7 +67,7 @@ def _python_of(program: str) -> str:
     """The Python of the environment that a program was installed into. Raises MissingError where it is not there."""
     found = shutil.which(program)
     if found is None:
-        raise MissingError(f"there is no program {program}", fix=f"-- PATH/TO/{PurePosixPath(program).name} …")
+        raise refusal("line.no_program", program=program, name=PurePosixPath(program).name)
     beside = Path(found).with_name("python")
     return str(beside) if beside.exists() else sys.executable
 
@@ -96,31 +83,27 @@ def _read(name: LauncherName, python: str, words: Sequence[str], environ: Mappin
     try:
         done = subprocess.run(argv, env={**environ}, capture_output=True, text=True, timeout=READ_S, check=False)
     except OSError as error:
-        raise MissingError(f"{python} cannot be started: {error.strerror}", fix="name another Python") from error
+        raise refusal("line.no_python", python=python, why=error.strerror) from error
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{name} did not say within {READ_S} s what it would start", fix="-- python …") from error
+        raise refusal("line.slow", name=name, seconds=READ_S) from error
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    reason = said.partition("rror: ")[2] or said
-    raise UsageError(f"{name}: {reason}", fix="correct its options, or -- python my_train.py …")
+    raise refusal("line.refused", name=name, reason=said.partition("rror: ")[2] or said)
 
 
 def _of_accelerate(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
     given, nodes = said["given"], said["given"]["num_machines"] or 1
     ranks = given["num_processes"] or 0
     if ranks % nodes:
-        raise UsageError(
-            f"accelerate launch: --num_processes {ranks} counts those of all {nodes} machines, and does not divide",
-            fix=f"--num_processes {nodes * (ranks // nodes or 1)}",
-        )
+        raise refusal("line.ranks", ranks=ranks, nodes=nodes, fitting=nodes * (ranks // nodes or 1))
     # One thread is what torch.distributed.run takes as well where nobody says anything.
     env = {name: value for name, value in said["env"].items() if name not in _RANKS_OWN}
     env = {name: value for name, value in env.items() if (name, value) != ("OMP_NUM_THREADS", "1")}
     several, file = nodes > 1, env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
     # It may also be the configuration itself, in base64.
     if ("/" in file or "." in file) and not Path(file).is_file():
-        raise UsageError(f"accelerate launch: there is no file {file}, its deepspeed_config_file", fix="correct it")
+        raise refusal("line.no_config", file=file)
     return replace(
         line,
         nodes=nodes if several else None,
@@ -139,16 +122,13 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
     nodes, nproc, include = given.pop("num_nodes", None), given.pop("num_gpus", None), given.pop("include", None)
     env: dict[str, str] = {}
     if hostfile is not None and nodes:
-        raise UsageError(
-            f"deepspeed --num_nodes {nodes}: dsrun launch starts on all machines of {hostfile}",
-            fix="--include HOST@HOST instead",
-        )
+        raise refusal("line.num_nodes", nodes=nodes, hostfile=hostfile)
     if hostfile is None and include:
         host, _, slots = include.partition(":")
         if host != "localhost" or not slots:
-            raise UsageError(f"deepspeed --include {include}: there is no hostfile", fix="--include localhost:0,1")
+            raise refusal("line.no_hostfile", include=include)
         if not all(map(is_count, slots.split(","))):
-            raise UsageError(f"deepspeed --include {include} names no GPUs by number", fix="--include localhost:0,1")
+            raise refusal("line.no_numbers", include=include)
         env, include, nproc = {"CUDA_VISIBLE_DEVICES": slots}, None, nproc or len(slots.split(","))
     line = replace(
         line,
@@ -163,9 +143,6 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
         local_rank=None if said["given"].get("no_local_rank") else "--local_rank",
         env=env,
     )
-    if unknown := sorted(given.keys() - _NOTHING - _IGNORED):
-        raise UsageError(
-            f"deepspeed --{unknown[0]}: dsrun launch has nothing like it",
-            fix=f"remove it, or dsrun launch … -- {command_line(line.command)}",
-        )
+    if unknown := sorted(given.keys() - _KNOWN_TO_DEEPSPEED):
+        raise refusal("line.unknown_of_deepspeed", option=unknown[0], command=command_line(line.command))
     return line

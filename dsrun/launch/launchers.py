@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError
 
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 _TABLE = toml_beside(__file__)
@@ -98,16 +97,12 @@ def refuse_scripts(argv: Sequence[str], cwd: Path) -> None:
     text = _shell_script(cwd / words[0], is_one=words is not argv) if words else None
     if text is None:
         return
+    from dsrun.launch.refusals import refusal  # few programs are shell scripts
+
     if _DIRECTIVE.search(text):
-        raise UsageError(
-            f"-- {words[0]} is a script for sbatch, and each worker would run it",
-            fix=f"sbatch {words[0]}; dsrun check-slurm --convert {words[0]} renders its job",
-        )
+        raise refusal("script.of_sbatch", script=words[0])
     if found := _in_commands(text):
-        raise UsageError(
-            f"{words[0]}:{found[0]}: {found[1]} starts workers, and each worker would run it",
-            fix="-- python my_train.py …; what comes before it, with --setup-file",
-        )
+        raise refusal("script.starts_workers", script=words[0], line=found[0], launcher=found[1])
 
 
 def _shell_script(path: Path, *, is_one: bool) -> str | None:

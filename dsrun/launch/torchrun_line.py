@@ -4,23 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsrun.errors import UsageError
+from dsrun.datafiles import toml_beside
 from dsrun.launch.environment import LOCAL_RANK
+from dsrun.launch.refusals import refusal
 from dsrun.system.env import is_count, shortened
 
-# Options that count here, and those that the supervisor ignores.
-_VALUED = frozenset(
-    {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "max_restarts"}
-    | {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
-)
-_IGNORED = frozenset(
-    {"rdzv_conf", "monitor_interval", "start_method", "role", "local_addr", "log_dir", "redirects", "tee"}
-    | {"logs_specs", "event_log_handler", "local_ranks_filter", "signals_to_handle", "shutdown_timeout"}
-    | {"duplicate_stdout_filters", "duplicate_stderr_filters"}
-)
-_MODES = {"m": "--module", "module": "--module", "no_python": "--no-python"}
-_SWITCHES = frozenset({"standalone", "use_env"})
-_SHORT = {"r": "redirects", "t": "tee", "m": "m"}
+_OPTIONS = toml_beside(__file__, "launcher_line.toml")["torchrun"]
+_VALUED = frozenset([*_OPTIONS["valued"], *_OPTIONS["ignored"]])
+_MODES: Mapping[str, str] = _OPTIONS["modes"]
+_SHORT: Mapping[str, str] = _OPTIONS["short"]
 _BACKENDS = ("c10d", "static")
 
 
@@ -51,7 +43,7 @@ class LauncherLine:
 
     def __post_init__(self) -> None:
         if self.program[0].startswith("-"):
-            raise UsageError(f"{self.launcher} {self.program[0]}: dsrun launch does not know it", fix="remove it")
+            raise refusal("line.unknown", launcher=self.launcher, word=self.program[0])
 
     @property
     def assignments(self) -> list[str]:
@@ -83,30 +75,28 @@ def parse_torchrun(argv: Sequence[str], launcher: str = "torchrun") -> LauncherL
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         name = _SHORT.get(name, name) if not word.startswith("--") else name
-        if name in _SWITCHES:
+        if name in _OPTIONS["switches"]:
             continue
         if name in _MODES:
             mode.append(_MODES[name])
             continue
-        if name not in _VALUED | _IGNORED:
-            raise UsageError(f"{launcher} {word}: dsrun launch does not know this option", fix="remove it")
+        if name not in _VALUED:
+            raise refusal("torchrun.unknown", launcher=launcher, word=word)
         if not equals:
             if position == len(argv):
-                raise UsageError(f"{launcher} {word}: its value is missing", fix=f"{word}=VALUE")
+                raise refusal("torchrun.no_value", launcher=launcher, word=word)
             value = argv[position]
             position += 1
         values[name] = value
     if position >= len(argv):
-        raise UsageError(f"{launcher}: no program is named", fix="my_train.py behind its options")
+        raise refusal("torchrun.no_program", launcher=launcher)
     return _torchrun(launcher, values, tuple(mode), argv[position:])
 
 
 def _torchrun(launcher: str, values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> LauncherLine:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
-        raise UsageError(
-            f"{launcher} --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="--rdzv-backend c10d"
-        )
+        raise refusal("torchrun.backend", launcher=launcher, backend=backend)
     host, port = _endpoint(launcher, values.get("rdzv_endpoint", ""))
     nproc = values.get("nproc_per_node")
     return LauncherLine(
@@ -132,8 +122,8 @@ def _integer(launcher: str, values: dict[str, str], name: str) -> int | None:
         return None
     flag = f"--{name.replace('_', '-')}"
     if not is_count(text):
-        hint = "a range of nodes cannot be supervised: name one number" if ":" in text else f"{flag}=N"
-        raise UsageError(f"{launcher} {flag} {shortened(text)} is not a number", fix=hint)
+        key = "torchrun.range" if ":" in text else "torchrun.number"
+        raise refusal(key, launcher=launcher, flag=flag, text=shortened(text))
     return int(text)
 
 
@@ -145,7 +135,5 @@ def _endpoint(launcher: str, text: str) -> tuple[str | None, int | None]:
     if not colon or text.endswith("]"):
         return text.strip("[]"), None
     if not is_count(port):
-        raise UsageError(
-            f"{launcher} --rdzv-endpoint {shortened(text)} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500"
-        )
+        raise refusal("torchrun.endpoint", launcher=launcher, text=shortened(text))
     return host.strip("[]"), int(port)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dsrun.errors import UsageError
+from dsrun.launch.refusals import refuse
 from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.runs.attempts import RESUME_AUTO
 
@@ -34,26 +34,14 @@ class LocalWorkers:
         return max(1, self.cores // self.workers)
 
 
-# More CPU workers than this per core are a slip of the keyboard; a worker takes hundreds of MB.
-_WORKERS_PER_CORE = 16
-
-
 def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> LocalWorkers:
     """One worker per visible GPU unless `nproc` says otherwise; on CPU `nproc` workers, by default one.
 
     Raises UsageError where more workers than visible GPUs are asked for, or 16 times as many as there are cores.
     """
-    if visible_gpus and not use_cpu:
-        if nproc is not None and nproc > visible_gpus:
-            seen = f"{visible_gpus} GPU{'s are' if visible_gpus > 1 else ' is'} visible"
-            raise UsageError(
-                f"--nproc {nproc}: only {seen}",
-                fix=f"use --nproc {visible_gpus}, or check CUDA_VISIBLE_DEVICES; --use-cpu trains without GPUs",
-            )
-        return LocalWorkers(nproc or visible_gpus, "cuda", cores)
-    if nproc is not None and nproc > cores * _WORKERS_PER_CORE:
-        raise UsageError(f"--nproc {nproc}: there are {cores} CPU cores", fix=f"use at most --nproc {cores}")
-    return LocalWorkers(nproc or 1, "cpu", cores)
+    gpus = 0 if use_cpu else visible_gpus
+    refuse("workers", nproc=nproc or 0, gpus=gpus, cores=cores)
+    return LocalWorkers(nproc or gpus or 1, "cuda" if gpus else "cpu", cores)
 
 
 LOOPBACK = "127.0.0.1"

@@ -13,8 +13,8 @@ import click
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.context import SshLauncher
+from dsrun.launch.detection.hostfile import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
-from dsrun.launch.hostfile import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.node.work import LaunchOptions, parse_program
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.hostfile import SshHost, excluded, included, parse_hostfile
+from dsrun.launch.detection.hostfile import SshHost, excluded, included, parse_hostfile
 
 TEXT = """\
 # the cluster

@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dsrun.errors import UsageError, did_you_mean
+from dsrun.errors import did_you_mean
+from dsrun.launch.refusals import refusal
 from dsrun.system.env import is_count, shortened
 
 _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
 _NAME = re.compile(r"[A-Za-z0-9_.:%@-]+")
 _MOST_SLOTS = 1024
-_FORM = "one `name slots=8` a line"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +44,22 @@ def parse_hostfile(text: str, where: str) -> tuple[SshHost, ...]:
             continue
         name, slots = _entry(entry, f"{where}:{number}")
         if name in hosts:
-            raise UsageError(
-                f"{where}:{number}: {name} is already in line {lines[name]}",
-                fix="one line per machine, with all its slots",
-            )
+            raise refusal("slots.twice_in_file", where=f"{where}:{number}", name=name, line=lines[name])
         hosts[name], lines[name] = slots, number
     if not hosts:
-        raise UsageError(f"{where}: names no machine", fix=_FORM)
+        raise refusal("slots.no_machine", where=where)
     return tuple(SshHost(name=name, slots=tuple(range(slots))) for name, slots in hosts.items())
 
 
 def _entry(entry: str, where: str) -> tuple[str, int]:
     found = _LINE.fullmatch(entry)
     if not found:
-        missing = len(entry.split()) == 1
-        what = f"{entry} has no slots" if missing else f"{entry!r} is not a machine with its slots"
-        raise UsageError(f"{where}: {what}", fix=f"{entry} slots=8, for 8 GPUs" if missing else _FORM)
+        raise refusal("slots.none" if len(entry.split()) == 1 else "slots.no_entry", where=where, entry=entry)
     name, slots = found["name"], found["slots"]
     if not _NAME.fullmatch(name) or name.startswith("-"):  # ssh would take it for an option
-        raise UsageError(f"{where}: {name!r} is not a machine name", fix=_FORM)
+        raise refusal("slots.name", where=where, name=name)
     if not (is_count(slots) and 1 <= int(slots) <= _MOST_SLOTS):
-        raise UsageError(f"{where}: slots={shortened(slots)} is not a number of GPUs", fix=_FORM)
+        raise refusal("slots.number", where=where, slots=shortened(slots))
     return name, int(slots)
 
 
@@ -92,7 +87,7 @@ def excluded(hosts: Sequence[SshHost], choice: str) -> tuple[SshHost, ...]:
         elif slots := tuple(slot for slot in host.slots if chosen and slot not in chosen):
             left.append(replace(host, slots=slots, chosen=True))
     if not left:
-        raise UsageError(f"--exclude {choice} leaves no machine", fix="exclude less")
+        raise refusal("slots.nothing_left", choice=choice)
     return tuple(left)
 
 
@@ -104,9 +99,9 @@ def _choices(hosts: Sequence[SshHost], choice: str, flag: str) -> dict[str, tupl
         name, colon, slots = part.strip().partition(":")
         if name not in known:
             hint = did_you_mean(name, known, f"it has {', '.join(list(known)[:5])}")
-            raise UsageError(f"{flag}: the hostfile has no machine {name!r}", fix=hint)
+            raise refusal("slots.unknown_machine", flag=flag, name=name, hint=hint)
         if name in found:
-            raise UsageError(f"{flag}: {name} is given twice", fix=f"{name}:0,1")
+            raise refusal("slots.twice", flag=flag, name=name)
         found[name] = _slots(slots, known[name], flag) if colon else ()
     return found
 
@@ -116,8 +111,6 @@ def _slots(text: str, host: SshHost, flag: str) -> tuple[int, ...]:
     for word in text.split(","):
         slot = word.strip()
         if not is_count(slot) or int(slot) not in host.slots:
-            raise UsageError(
-                f"{flag}: {host.address} has no slot {shortened(slot)!r}", fix=f"it has 0 to {len(host.slots) - 1}"
-            )
+            raise refusal("slots.unknown", flag=flag, name=host.address, slot=shortened(slot), last=len(host.slots) - 1)
         numbers.append(int(slot))
     return tuple(sorted(set(numbers)))
