@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
@@ -193,16 +194,6 @@ ENVIRONMENT_FILE = ".deepspeed_env"
 # What a login shell on the other machine cannot know. On ssh's command line everybody there could read them, so that
 # only those without which Python does not start stand on it.
 ON_THE_COMMAND_LINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
-_NAMES = frozenset(
-    {"VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL", "COLUMNS", "NO_COLOR", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
-    | {"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "DS_ACCELERATOR"}
-    | {"CUDA_HOME", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "MAX_JOBS", "CC", "CXX"}
-)
-_PREFIXES = (
-    "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "CUBLAS_", "DEEPSPEED_",
-    "DS_", "DSRUN_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "COMET_",
-    "DATASETS_", "MODELSCOPE_",
-)  # fmt: skip
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -211,7 +202,9 @@ def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> 
 
     CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine.
     """
-    wanted = {name for name in environ if name in _NAMES or name in ON_THE_COMMAND_LINE or name.startswith(_PREFIXES)}
+    table = toml_beside(__file__)["forwarded"]
+    known, beginnings = (*table["names"], *ON_THE_COMMAND_LINE), tuple(table["prefixes"])
+    wanted = {name for name in environ if name in known or name.startswith(beginnings)}
     return {name: environ[name] for name in wanted - variables.OF_THIS_SUPERVISOR} | dict(more)
 
 

@@ -7,27 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.monitoring.run_status import RunStatus
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys
 from dsrun.runs.records import LedgerRecord, finite
 from dsrun.system.terminal.secrets import masked_values, without_tokens
 
-# Of run.json: what a run is made of, beside the resolved settings.
-_SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_stage", "world_size", "batch")
-_AROUND = ("gpus", "versions", "host", "git_commit", "plugin")
-# Where and how a run was started says nothing about what it computes.
-_NAMES_OF_RUNS = frozenset({
-    "output", "run_name", "logging_dir", "config", "resume", "explain", "dry_run", "force", "debug", "master_port",
-    "find_port",
-})  # fmt: skip
-# A setting -> what it resolves to, which stands above it.
-_SAME = {
-    "zero": "zero_stage",
-    "micro_batch_size": "batch.micro_batch",
-    "batch.world_size": "world_size",
-    "deepspeed.zero_optimization.stage": "zero_stage",
-}
+_TABLE = toml_beside(__file__)
+_SAME: Mapping[str, str] = _TABLE["same"]
+_OF_BEST, _MEDIANS = ("metric", "value", "step"), ("tokens_per_s", "mfu", "padding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +46,8 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 def configuration(history: RunHistory) -> dict[str, Any]:
     """The settings of a run and what they resolve to, flat: "batch.micro_batch", "learning_rate". Tokens are masked."""
-    settings = {name: value for name, value in history.settings.items() if name not in _NAMES_OF_RUNS}
-    resolved = _flat(_sections(history, _SECTIONS))
+    settings = {name: value for name, value in history.settings.items() if name not in _TABLE["of_one_run"]}
+    resolved = _flat(_sections(history, _TABLE["sections"]))
     others = {name: value for name, value in _flat(masked_values(settings)).items() if name not in resolved}
     return resolved | others | _flat(_sections(history, ["deepspeed"]))
 
@@ -69,7 +58,7 @@ def differences(histories: Sequence[RunHistory]) -> list[RunDifference]:
     A run of which nothing is known differs in everything, which tells nothing: it is not compared.
     """
     settings = _differing([configuration(history) for history in histories])
-    facts = _differing([_flat(_sections(history, _AROUND)) for history in histories])
+    facts = _differing([_flat(_sections(history, _TABLE["around"])) for history in histories])
     given = {name for history in histories for name, source in history.sources.items() if source != DEFAULT}
     given |= {_SAME[name] for name in given & _SAME.keys()}
     told = [name for name in settings if not _is_told(name, settings)]
@@ -101,33 +90,18 @@ def _is_told(name: str, differing: Mapping[str, tuple[Any, ...]]) -> bool:
 
 def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[ComparisonRow]:
     """State, progress, losses, the evaluations at their best and at the end, speed and goodput of each run."""
-    rows: list[tuple[str, Sequence[Any]]] = [
-        ("state", [status.state for status in statuses]),
-        ("step", [status.step for status in statuses]),
-        ("max_steps", [status.max_steps for status in statuses]),
-        ("loss", [status.loss for status in statuses]),
-        ("lowest_loss", [min((y for _, y in history.series("loss")), default=None) for history in histories]),
-    ]
+    found = {name: [getattr(status, name) for status in statuses] for name in ("state", "step", "max_steps", "loss")}
+    found["lowest_loss"] = [min((y for _, y in history.series("loss")), default=None) for history in histories]
     for name in metric_keys(record for history in histories for record in history.evaluations):
-        rows.append((name, [found[-1][1] if (found := history.series(name)) else None for history in histories]))
-    rows += [
-        ("best_metric", [status.best and status.best.metric for status in statuses]),
-        ("best_value", [status.best and status.best.value for status in statuses]),
-        ("best_step", [status.best and status.best.step for status in statuses]),
-        ("step_s", [status.step_s for status in statuses]),
-        ("tokens_per_s", [_median(history.steps, "tokens_per_s") for history in histories]),
-        ("mfu", [_median(history.steps, "mfu") for history in histories]),
-        ("padding", [_median(history.steps, "padding") for history in histories]),
-        ("gpu_memory_peak", [_peak(history.steps, "gpu_memory_peak") for history in histories]),
-        ("seconds", [status.since_s for status in statuses]),
-        ("goodput", [status.goodput for status in statuses]),
-        ("restarts", [status.restarts for status in statuses]),
-    ]
-    return [
-        ComparisonRow(name=name, values=tuple(values))
-        for name, values in rows
-        if any(each is not None for each in values)
-    ]
+        found[name] = [curve[-1][1] if (curve := history.series(name)) else None for history in histories]
+    found |= {f"best_{name}": [getattr(each.best, name, None) for each in statuses] for name in _OF_BEST}
+    found["step_s"] = [status.step_s for status in statuses]
+    found |= {name: [_median(_values(each.steps, name)) for each in histories] for name in _MEDIANS}
+    found["gpu_memory_peak"] = [max(_values(history.steps, "gpu_memory_peak"), default=None) for history in histories]
+    found["seconds"] = [status.since_s for status in statuses]
+    found |= {name: [getattr(status, name) for status in statuses] for name in ("goodput", "restarts")}
+    rows = (ComparisonRow(name=name, values=tuple(values)) for name, values in found.items())
+    return [row for row in rows if any(each is not None for each in row.values)]
 
 
 def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple[int, float]]]:
@@ -153,10 +127,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _median(records: Sequence[LedgerRecord], key: str) -> float | None:
-    found = [value for each in records if (value := finite(each.get(key))) is not None]
-    return statistics.median(found) if found else None
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
-def _peak(records: Sequence[LedgerRecord], key: str) -> float | None:
-    return max((value for each in records if (value := finite(each.get(key))) is not None), default=None)
+def _values(records: Sequence[LedgerRecord], key: str) -> list[float]:
+    return [value for each in records if (value := finite(each.get(key))) is not None]

@@ -3,10 +3,7 @@
 import math
 from collections.abc import Iterable
 
-_NAMES = {
-    "bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
-    "rougeLsum": "ROUGE-Lsum",
-}  # fmt: skip
+_NAMES = {"bleu": "BLEU", "chrf": "chrF"} | {f"rouge{each}": f"ROUGE-{each}" for each in ("1", "2", "L", "Lsum")}
 # What dsrun's own training logs in percent; others log it as a share, too.
 _PERCENT = frozenset({*_NAMES, "exact_match"})
 # Words in the names of what is a share of everything, or in percent.

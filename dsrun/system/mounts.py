@@ -4,14 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# File systems that another machine serves.
-NETWORK = frozenset(
-    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "cifs", "smb3", "smbfs", "9p", "afs", "pvfs2"}
-    | {"orangefs", "panfs", "wekafs", "fuse.glusterfs", "glusterfs", "fuse.sshfs", "fuse.juicefs", "fuse.s3fs"}
-    | {"fuse.gcsfuse", "fuse.cvmfs", "fuse.cunofs", "fhgfs", "vastnfs", "daos", "quobyte", "moosefs", "fuse.mfs"}
-    | {"virtiofs", "ocfs2", "gfs2", "fuse.lustre", "fuse.blobfuse2", "fuse.rclone", "fuse.goofys", "fuse.ossfs"}
-    | {"fuse.seaweedfs", "fuse.geesefs", "fuse.dfuse", "fuse.vmhgfs-fuse"}
-)
+from dsrun.datafiles import toml_beside
+
+NETWORK = frozenset(toml_beside(__file__)["network"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,25 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.proc import capture
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
 _TIMEOUT_S = 60
-# What SLURM's programs say where they are installed and no cluster is.
-_NO_CLUSTER = "Could not establish a configuration source"
-_UNREACHABLE = (
-    "Unable to contact slurm controller",
-    "Problem talking to the database",
-    "Slurm backup controller in standby mode",
-    "Transport endpoint is not connected",
-    "Zero Bytes were transmitted",
-    "Connection refused",
-    "timed out",
-)
-# In lower case.
-_UNKNOWN_JOB = ("invalid job id specified",)
-_WITHOUT_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
+_TABLE = toml_beside(__file__)
+_SAID: dict[str, list[str]] = _TABLE["said"]
 # Users set SLURM_TIME_FORMAT for their own eyes.
 _TIME_FORMAT = {"SLURM_TIME_FORMAT": "standard"}
 # ASCII's unit and record separators: a job's name may hold blanks, bars, commas and line breaks.
@@ -47,7 +36,7 @@ def run_tool(argv: Sequence[str]) -> str:
 
 
 def run_tool_unless(argv: Sequence[str], absent: Sequence[str]) -> str | None:
-    """As `run_tool`; None when the program fails with one of the messages `absent`."""
+    """As `run_tool`; None when the program fails with one of the messages `absent`, which are in lower case."""
     answer = query_tool(argv)
     if answer.returncode == 0:
         return answer.stdout
@@ -67,9 +56,9 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedPro
         raise _no_slurm(argv[0]) from None
     except ToolError as error:
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
-    if answer.returncode != 0 and _NO_CLUSTER in answer.stderr:
+    if answer.returncode != 0 and any(message in answer.stderr for message in _SAID["without_cluster"]):
         raise _no_slurm(argv[0])
-    if answer.returncode != 0 and any(message in answer.stderr for message in _UNREACHABLE):
+    if answer.returncode != 0 and any(message in answer.stderr for message in _SAID["unreachable"]):
         raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
 
@@ -97,7 +86,7 @@ def job(job_id: str) -> str | None:
 
     Not --oneliner: on lines of its own no value that the user chose can pass for another key.
     """
-    return run_tool_unless(["scontrol", "show", "job", job_id], _UNKNOWN_JOB)
+    return run_tool_unless(["scontrol", "show", "job", job_id], _SAID["unknown_job"])
 
 
 def batch_script(job_id: str) -> str | None:
@@ -116,7 +105,7 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
     """
     text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
     argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
-    answer = run_tool_unless([*argv, f"--jobs={job_id}" if job_id else "--me"], _UNKNOWN_JOB)
+    answer = run_tool_unless([*argv, f"--jobs={job_id}" if job_id else "--me"], _SAID["unknown_job"])
     return [] if answer is None else _rows(answer.split(f"{_RECORD}\n"), len(letters))
 
 
@@ -129,7 +118,7 @@ def history(fields: Sequence[str], *, hours: float = 24, job_id: str | None = No
     argv.append(f"--format={','.join(fields)}")
     # Seconds, for sacct takes whole units only.
     argv += [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
-    text = run_tool_unless(argv, _WITHOUT_ACCOUNTING)
+    text = run_tool_unless(argv, _SAID["without_accounting"])
     return None if text is None else _rows(_whole_records(text, len(fields)), len(fields))
 
 
@@ -251,13 +240,8 @@ def jobs(text: str) -> Iterator[dict[str, str]]:
             found |= {"ArrayJobId": head["array"], "ArrayTaskId": head["task"]}
         for line in lines[1:]:
             key, equals, rest = line.strip().partition("=")
-            if key in _WHOLE_LINES:
+            if key in _TABLE["whole_lines"]:
                 found.setdefault(key, rest)
             elif equals:
                 found = {**pairs(line), **found}
         yield found
-
-
-_WHOLE_LINES = frozenset(
-    {"Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment"}
-)

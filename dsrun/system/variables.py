@@ -59,24 +59,8 @@ MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXE
 """Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed silently."""
 
 OF_THIS_SUPERVISOR = frozenset(
-    {
-        ATTEMPT,
-        BEGAN,
-        CONSOLE,
-        FAILURES,
-        GPUS,
-        HEARTBEAT,
-        NOTIFY_TEXT,
-        QUEUED,
-        RANKS,
-        RECIPE,
-        REQUEUE,
-        RUN_ID,
-        SAVED_BATCH,
-        SAVE_ON,
-        STOP_FILE,
-        TERMINAL,
-    }
+    {ATTEMPT, BEGAN, CONSOLE, FAILURES, GPUS, HEARTBEAT, NOTIFY_TEXT, QUEUED, RANKS, RECIPE, REQUEUE, RUN_ID}
+    | {SAVED_BATCH, SAVE_ON, STOP_FILE, TERMINAL}
 )
 """Not forwarded to other machines, whose supervisors set their own and which have their own GPUs."""
 

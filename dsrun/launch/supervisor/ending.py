@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
@@ -17,17 +18,7 @@ AGENT_TIMEOUT_S = 5.0
 """Seconds in which an agent's end must be reported by what has started it."""
 END_S = 40.0
 """Seconds in which all processes of an attempt must have ended; below what other nodes wait for this one (60 s)."""
-# Of system calls whose first argument is an open file, by asm/unistd.h.
-_CALLS: Mapping[str, Mapping[int, str]] = {
-    "x86_64": {
-        0: "read", 1: "write", 5: "fstat", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
-        73: "flock", 74: "fsync", 75: "fdatasync", 285: "fallocate",
-    },
-    "aarch64": {
-        29: "ioctl", 32: "flock", 47: "fallocate", 63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64",
-        68: "pwrite64", 80: "fstat", 82: "fsync", 83: "fdatasync",
-    },
-}  # fmt: skip
+_NAMES: Mapping[str, Mapping[str, str]] = toml_beside(__file__)
 
 
 def end_attempt(
@@ -113,13 +104,10 @@ def _name(pid: int, ranks: Mapping[int, int]) -> str:
     return f"process {pid} ({_text(pid, 'comm') or '?'})"
 
 
-_STATES = {"D": "uninterruptible sleep", "T": "stopped", "t": "traced", "Z": "ended but for some of its threads"}
-
-
 def _wait(pid: int) -> str:
     state = reaper.state_and_parent(pid)[0]
     place = _text(pid, "wchan")
-    parts = [_STATES.get(state, f"state {state or 'unknown'}")]
+    parts = [_NAMES["states"].get(state, f"state {state or 'unknown'}")]
     if place not in ("", "0"):
         parts[0] += f" in {place}"
     return ", ".join(parts + _call(pid))
@@ -131,10 +119,10 @@ def _call(pid: int) -> list[str]:
     words = _text(pid, "syscall").split()
     if len(words) < 2 or not words[0].isdecimal():
         return []
-    number, first = int(words[0]), int(words[1], 16)
-    name = _CALLS.get(platform.machine(), {}).get(number)
+    first = int(words[1], 16)
+    name = _NAMES.get(platform.machine(), {}).get(str(int(words[0])))
     if name is None:
-        return [f"in system call {number}"]
+        return [f"in system call {int(words[0])}"]
     with suppress(OSError):
         return [f"in {name} on {Path(f'/proc/{pid}/fd/{first}').readlink()}"]
     return [f"in {name}"]

@@ -3,22 +3,12 @@ show it."""
 
 import re
 
-_NOISE = [
-    # torch._logging: W1127 13:59:34.451000 18041 …/torch/distributed/elastic/…/api.py:1028] Sending process …
-    rb"[WEI]\d{4} [\d:.]+ \d+ .*?torch/(distributed|utils/_pytree)\b",
-    # Warnings of its C++ code: [W1127 13:59:34.451000123 NNPACK.cpp:57] Could not initialize NNPACK! …
-    rb"\[W\d{4} [\d:.]+ [\w.]+\.(cpp|cc|hpp|h):\d+\]",
-    rb"\[Gloo\] Rank \d+ is connected",
-    rb"Failed to load .*torchao|Skipping import of cpp extensions .*torchao",
-    rb"\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[real_accelerator\.py:",
-]
-_LINE = re.compile(rb"(\[rank\d+\]: ?)?(%s)" % b"|".join(_NOISE))
-# A warning of Python's, whose second line is the code that warns.
-_WARNING = re.compile(rb"\S+/(torch/distributed|torch/utils/_pytree|torchao)\b.*:\d+: \w*Warning: ")
-# An unfinished line that may become one of these; anything else, such as a progress bar, is shown at once.
-_MAYBE = re.compile(
-    rb"(\[rank\d+\]: ?)?([WEI]\d{0,4}$|[WEI]\d{4} |\[[WGr][^\r]*$|\[\d{0,4}$|\[\d{4}-|/[^\r]*$|F$|Fa|S$|Sk)"
-)
+from dsrun.datafiles import toml_beside
+
+_TABLE = toml_beside(__file__)
+_LINE = re.compile(f"({_TABLE['rank']})?({'|'.join(_TABLE['noise'])})".encode())
+_WARNING = re.compile(_TABLE["warning"].encode())
+_MAYBE = re.compile(f"({_TABLE['rank']})?({'|'.join(_TABLE['unfinished'])})".encode())
 _LONGEST = 4096
 
 
