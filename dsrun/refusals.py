@@ -11,19 +11,19 @@ from dsrun.datafiles import evaluate, toml_beside
 
 
 class Refusals:
-    """Those of the TOML file of a module, given by its `__file__`."""
+    """Those of the TOML file `name` beside a module, given by its `__file__`; by default that of its name."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, name: str | None = None) -> None:
+        self._file = (module, name)
 
     def error(self, key: str, /, **names: Any) -> errors.DsrunError:
         """The error of a row, `group.name`."""
         group, _, name = key.partition(".")
-        return self._filled(toml_beside(self._module)[group][name], names)
+        return self._filled(toml_beside(*self._file)[group][name], names)
 
     def check(self, group: str, /, **names: Any) -> None:
         """Raise the error of the first row of a group whose condition holds."""
-        for row in toml_beside(self._module)[group].values():
+        for row in toml_beside(*self._file)[group].values():
             if evaluate(row["when"], names):
                 raise self._filled(row, names)
 

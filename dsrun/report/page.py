@@ -14,7 +14,6 @@ from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
 from dsrun.monitoring.measures import measure_name
-from dsrun.monitoring.run_status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
@@ -35,10 +34,6 @@ MARKER = '<meta name="generator" content="dsrun report'
 MOST_EVALUATIONS = 30
 MISSING = "—"
 RESTARTS = "Restarts"
-_SYMBOLS = {
-    "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
-    "starting": "…", "restarting": "↻", "silent": "?",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -211,11 +206,6 @@ def _short(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def _state(status: RunStatus) -> str:
-    """good, bad, or going on: the colour of its state."""
-    return {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"}.get(status.state, "live")
-
-
 def _finalized(value: Any) -> Any:
     """Foreign text without control characters and access tokens; what is HTML already stays as it is."""
     return shown_text(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
@@ -240,7 +230,7 @@ def _template() -> "jinja2.Template":
     )  # fmt: skip
     environment.globals.update((function.__name__, function) for function in shared)
     environment.globals.update(
-        state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
+        default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
         time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
     )  # fmt: skip
     return environment.get_template(TEMPLATE)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
+from dsrun.datafiles import toml_beside
 from dsrun.events import kind_of
 from dsrun.monitoring.event_text import filled
 from dsrun.monitoring.measures import largest_possible, measure_name
@@ -14,7 +15,6 @@ from dsrun.runs.records import whole
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.secrets import without_tokens
 
-GIB = float(2**30)
 MOST_POINTS = 1000
 """Of a curve; with many curves each has fewer, so that the page stays small."""
 _ALL_POINTS = 24_000
@@ -93,20 +93,8 @@ class _Plan(ReportPanel):
     divisor: float = 1.0
 
 
-_MEMORY = {"gpu_memory": "GPU", "gpu_memory_peak": "GPU, peak", "host_memory": "host", "host_memory_peak": "host, peak"}
-_PLANS = (
-    _Plan("loss", "Loss", "", keys={"loss": "training", "eval_loss": "evaluation"}, both=True),
-    _Plan("lr", "Learning rate", "", keys={"lr": "learning rate"}, zero=True, both=True, steady=True),
-    _Plan("grad_norm", "Gradient norm", "before clipping", keys={"grad_norm": "gradient norm"}, both=True),
-    _Plan("throughput", "Throughput", "tokens/s", keys={"tokens_per_s": "tokens/s"}, zero=True),
-    _Plan("mfu", "Model FLOPs utilisation", "%", keys={"mfu": "MFU"}, divisor=0.01, zero=True, most=100),
-    _Plan("memory", "Memory of rank 0", "GiB", keys=_MEMORY, divisor=GIB, zero=True, steady=True),
-    _Plan("padding", "Padding", "% of the batch", keys={"padding": "padding"}, divisor=0.01, zero=True, most=100),
-)
-# What a mixture and DPO add: one panel for each prefix.
-_PREFIXES = {"loss/": "Loss by data set", "rewards/": "DPO rewards", "logps/": "DPO log probabilities"}
-# Of several runs, one curve each tells enough.
-_ONLY = {"memory": ("gpu_memory_peak", "host_memory_peak")}
+_TABLE = toml_beside(__file__)
+_PLANS = tuple(_Plan(**row) for row in _TABLE["panels"])
 
 
 def shown_text(text: str) -> str:
@@ -148,7 +136,7 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
         for key, label in plan.keys.items():
             dots = key.startswith("eval_")
             points = points_of(history.evaluations if dots else history.steps, key, plan.divisor)
-            if not points or (len(histories) > 1 and plan.name in _ONLY and key not in _ONLY[plan.name]):
+            if not points or (len(histories) > 1 and key not in _TABLE["only"].get(plan.name, plan.keys)):
                 continue
             in_run = f"{name}, {label}" if len(plan.keys) > 1 else name
             shown, colour = (label, drawn) if len(histories) == 1 else (in_run, number)
@@ -180,7 +168,9 @@ def _spans_decades(curves: Iterable[PanelCurve]) -> bool:
 
 def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
     keys = {key: None for history in histories for record in history.steps[-1:] for key in record}
-    found = [(prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _PREFIXES.items()]
+    found = [
+        (prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _TABLE["prefixes"].items()
+    ]
     return [
         _Plan(f"{prefix[:-1]}_each", title, "", keys={key: key.removeprefix(prefix) for key in named})
         for prefix, title, named in found

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
+from dsrun.refusals import Refusals
 from dsrun.system.hostlist import expand_hosts
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -15,6 +16,7 @@ PORTS = 15000
 # int() itself refuses thousands of digits, with a traceback (sys.set_int_max_str_digits).
 _MOST_DIGITS = 9
 _MOST_SHOWN = 80
+_REFUSALS = Refusals(__file__, "refusals.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +78,10 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return bool(environ.get(name, "").strip())
 
 
-def _incomplete(environ: Mapping[str, str], there: str) -> UsageError:
+def _incomplete(environ: Mapping[str, str], there: str) -> DsrunError:
     missing = [name for name in _TORCHRUN_VARIABLES if not _is_set(environ, name)]
-    return UsageError(
-        f"{there} is set but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not",
-        fix=f"start workers with torchrun, or unset {there} to let dsrun start them",
-    )
+    what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not"
+    return _REFUSALS.error("worker.incomplete", there=there, what=what)
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> WorkerPlace:
@@ -108,10 +108,7 @@ def _local_world_size(environ: Mapping[str, str], world_size: int) -> int:
             return _integer(environ, name)
     if world_size == 1:
         return 1
-    raise UsageError(
-        "RANK is set but LOCAL_WORLD_SIZE is not",
-        fix="set it to the number of workers on each machine, or start them with torchrun",
-    )
+    raise _REFUSALS.error("worker.no_local_size")
 
 
 def _from_slurm(environ: Mapping[str, str]) -> WorkerPlace:
@@ -141,9 +138,7 @@ def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
         return counts[node]
     if _integer(environ, "SLURM_STEP_NUM_NODES", 1) == 1:
         return world_size
-    raise UsageError(
-        f"SLURM_STEP_TASKS_PER_NODE says nothing about node {node}", fix="start the tasks with srun --ntasks-per-node"
-    )
+    raise _REFUSALS.error("worker.no_tasks", node=node)
 
 
 def slurm_port(environ: Mapping[str, str]) -> int:
@@ -190,17 +185,5 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
 
 def _checked(worker: WorkerPlace) -> WorkerPlace:
     """`worker`, when its numbers fit together."""
-    fits = {
-        f"RANK {worker.rank} is outside WORLD_SIZE {worker.world_size}": 0 <= worker.rank < worker.world_size,
-        f"LOCAL_RANK {worker.local_rank} is outside LOCAL_WORLD_SIZE {worker.local_world_size}": (
-            0 <= worker.local_rank < worker.local_world_size
-        ),
-        f"LOCAL_WORLD_SIZE {worker.local_world_size} exceeds WORLD_SIZE {worker.world_size}": (
-            worker.local_world_size <= worker.world_size
-        ),
-        f"MASTER_PORT {worker.master_port} is not a valid port": 1 <= worker.master_port <= 65535,
-    }
-    wrong = next((message for message, fine in fits.items() if not fine), None)
-    if wrong:
-        raise UsageError(wrong, fix="start workers with torchrun or srun")
+    _REFUSALS.check("numbers", worker=worker)
     return worker

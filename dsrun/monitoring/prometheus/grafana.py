@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -33,18 +34,10 @@ def _panels(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     panels: list[dict[str, Any]] = []
     top = 0
     for row in table["rows"]:
-        panels.append(
-            {
-                "id": len(panels) + 1,
-                "type": "row",
-                "title": row["title"],
-                "collapsed": False,
-                "gridPos": {"h": 1, "w": PAGE, "x": 0, "y": top},
-                "panels": [],
-            }
-        )
-        top += 1
-        left = 0
+        place = {"h": 1, "w": PAGE, "x": 0, "y": top}
+        head = {"type": "row", "title": row["title"], "collapsed": False, "gridPos": place, "panels": []}
+        panels.append({"id": len(panels) + 1, **head})
+        top, left = top + 1, 0
         for panel in row["panels"]:
             width = panel.get("width", WIDTH)
             if left + width > PAGE:
@@ -67,6 +60,11 @@ def _panel(
         defaults["custom"] = {"lineWidth": 2, "showPoints": "never", "spanNulls": False, **stack}
     if defaults["unit"] == "percentunit":
         defaults |= {"min": 0, "max": 1}
+    form = {"instant": True, "format": "table"} if kind == "table" else {"range": True}
+    targets = [
+        {"refId": letter, "datasource": _SOURCE, "expr": query["expr"], "legendFormat": query["legend"], **form}
+        for letter, query in zip(ascii_uppercase, panel["queries"], strict=False)
+    ]
     made = {
         "id": number,
         "type": kind,
@@ -75,16 +73,7 @@ def _panel(
         "gridPos": dict(place),
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
-        "targets": [
-            {
-                "refId": chr(ord("A") + place_in_panel),
-                "datasource": _SOURCE,
-                "expr": query["expr"],
-                "legendFormat": query["legend"],
-                **({"instant": True, "format": "table"} if kind == "table" else {"range": True}),
-            }
-            for place_in_panel, query in enumerate(panel["queries"])
-        ],
+        "targets": targets,
     }
     if kind == "table":
         keep = {"Time": True, "Value": True, "__name__": True, "instance": True, "job": True}
