@@ -42,13 +42,9 @@ class NodeFacts:
 
 
 def node_facts() -> NodeFacts:
-    found = versions(("dsrun", "torch", "deepspeed"))
     return NodeFacts(
         host=os.environ.get("SLURMD_NODENAME") or hostname(),
-        python=found.get("python", ""),
-        torch=found.get("torch", ""),
-        deepspeed=found.get("deepspeed", ""),
-        dsrun=found.get("dsrun", ""),
+        **versions(("dsrun", "torch", "deepspeed")),
         wheel=_wheel_hash(),
         driver=_driver(),
         gpus=tuple(gpu.name for gpu in visible_gpus()),

@@ -105,17 +105,8 @@ def sort_rows(rows: Sequence[RunRow], by: str) -> list[RunRow]:
 
 def _key(row: RunRow, by: str) -> Any:
     status = row.status
-    return {
-        "name": row.name,
-        "state": status.state,
-        "step": _negative(status.step),
-        "loss": status.loss,
-        "best": None if status.best is None else status.best.rank,
-        "age": status.silent_s,
-        "duration": _negative(status.since_s),
-        "size": _negative(row.bytes),
-    }[by]
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
+    falling = {"step": status.step, "duration": status.since_s, "size": row.bytes}
+    if by in falling:
+        return None if (value := falling[by]) is None else -value
+    best = None if status.best is None else status.best.rank
+    return {"name": row.name, "state": status.state, "loss": status.loss, "best": best, "age": status.silent_s}[by]

@@ -61,7 +61,7 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     named = last_holder(folder)
     if named.pid <= 0 or named.host == host.hostname():
         return ""
-    written, status = last_write(folder), _changed((folder / STATUS).glob("node-*.json"))
+    written, status = last_write(folder), changed((folder / STATUS).glob("node-*.json"))
     silent = max(0.0, time.time() - max(written or 0.0, status or 0.0))
     has_ended = kind_of(last_record(RunFolder(folder).events)).final
     if silent < (STALE_S if status and has_ended else _RECENTLY_S):
@@ -80,13 +80,14 @@ def last_step(folder: Path) -> Message:
 
 def last_write(folder: Path) -> float | None:
     """When what a run writes last changed, in seconds since the epoch; None where there is nothing."""
-    written = _changed(folder.glob("*.jsonl"))
+    written = changed(folder.glob("*.jsonl"))
     if written is not None and time.time() - written < _JUST_NOW_S:
         return written  # a thousand ranks' logs tell no more, and take a parallel file system a second
-    return max((at for at in (written, _changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
+    return max((at for at in (written, changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
 
 
-def _changed(files: Iterable[Path]) -> float | None:
+def changed(files: Iterable[Path]) -> float | None:
+    """When the newest of these files or folders was changed, in seconds since the epoch; None where there is none."""
     times = []
     for path in files:
         with suppress(OSError):  # it may have been moved aside meanwhile

@@ -57,12 +57,15 @@ def worker_from_env(environ: Mapping[str, str]) -> WorkerPlace | None:
     and in profiles. Raises UsageError when the variables are incomplete, not integers, or contradict one another.
     """
     if _is_set(environ, "RANK") and not is_only_process(environ):
-        return _from_torchrun(environ)
-    if _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
-        return _from_slurm(environ)
-    if _is_set(environ, "LOCAL_RANK"):
+        worker = _from_torchrun(environ)
+    elif _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
+        worker = _from_slurm(environ)
+    elif _is_set(environ, "LOCAL_RANK"):
         raise _incomplete(environ, "LOCAL_RANK")
-    return None
+    else:
+        return None
+    _REFUSALS.check("numbers", worker=worker)
+    return worker
 
 
 def is_only_process(environ: Mapping[str, str]) -> bool:
@@ -88,16 +91,14 @@ def _from_torchrun(environ: Mapping[str, str]) -> WorkerPlace:
     if not all(_is_set(environ, name) for name in _TORCHRUN_VARIABLES):
         raise _incomplete(environ, "RANK")
     world_size = _integer(environ, "WORLD_SIZE")
-    return _checked(
-        WorkerPlace(
-            rank=_integer(environ, "RANK"),
-            world_size=world_size,
-            local_rank=_integer(environ, "LOCAL_RANK"),
-            local_world_size=_local_world_size(environ, world_size),
-            master_addr=environ["MASTER_ADDR"].strip(),
-            master_port=_integer(environ, "MASTER_PORT"),
-            source="torchrun",
-        )
+    return WorkerPlace(
+        rank=_integer(environ, "RANK"),
+        world_size=world_size,
+        local_rank=_integer(environ, "LOCAL_RANK"),
+        local_world_size=_local_world_size(environ, world_size),
+        master_addr=environ["MASTER_ADDR"].strip(),
+        master_port=_integer(environ, "MASTER_PORT"),
+        source="torchrun",
     )
 
 
@@ -118,16 +119,14 @@ def _from_slurm(environ: Mapping[str, str]) -> WorkerPlace:
     address = environ.get("MASTER_ADDR") or first_host(nodes)
     if not address:
         raise UsageError("SLURM_STEP_NODELIST is not set in this srun step", fix="set MASTER_ADDR to the first node")
-    return _checked(
-        WorkerPlace(
-            rank=_integer(environ, "SLURM_PROCID"),
-            world_size=world_size,
-            local_rank=_integer(environ, "SLURM_LOCALID"),
-            local_world_size=_slurm_local_world_size(environ, world_size),
-            master_addr=address,
-            master_port=_integer(environ, "MASTER_PORT", slurm_port(environ)),
-            source="slurm",
-        )
+    return WorkerPlace(
+        rank=_integer(environ, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_integer(environ, "SLURM_LOCALID"),
+        local_world_size=_slurm_local_world_size(environ, world_size),
+        master_addr=address,
+        master_port=_integer(environ, "MASTER_PORT", slurm_port(environ)),
+        source="slurm",
     )
 
 
@@ -181,9 +180,3 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
     if not re.fullmatch(r"-?\d{1,18}", text):
         raise UsageError(f"{name}={shortened(text)!r} is not an integer", fix="start workers with torchrun or srun")
     return int(text)
-
-
-def _checked(worker: WorkerPlace) -> WorkerPlace:
-    """`worker`, when its numbers fit together."""
-    _REFUSALS.check("numbers", worker=worker)
-    return worker

@@ -62,46 +62,26 @@ def _curve_rows(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> l
     """The figures that change all the time, with their sparklines."""
     status, steps = snapshot.status, snapshot.history.steps
     rows: list[MonitorFigure] = []
-    for key, name, style in _CURVES:
+    speed = "tokens" if status.tokens_per_s is not None else "samples"
+    for key, name, style in (*_CURVES, (f"{speed}_per_s", f"{speed}/s", "yellow")):
         value = getattr(status, key)
         if value is None and not (key == "loss" and steps):
             continue
-        text = Text()
-        is_broken = value is None
-        text.append(
-            f"{'nan' if is_broken else figure(value):<{_VALUE}}",
-            style="bold red" if is_broken else "bold" if key == "loss" else "",
-        )
+        weight = "bold red" if value is None else "bold" if key == "loss" else ""
+        text = Text.assemble((f"{'nan' if value is None else figure(value):<{_VALUE}}", weight))
         text.append(sparkline(series(steps, key), width, ascii_only=ascii_only), style=style)
         rows.append((name, text))
-    speed = _speed(snapshot, width, ascii_only=ascii_only)
-    if speed:
-        rows.append(speed)
     return rows
 
 
 def _speed_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
-    status = snapshot.status
-    parts: list[MonitorFigure] = []
-    if status.step_s is not None:
-        parts.append(("step time", Text(precise_duration(status.step_s))))
-    if status.mfu is not None:
-        parts.append(("MFU", Text(f"{status.mfu:.1%}")))
-    if status.padding is not None:
-        parts.append(("padding", Text(f"{status.padding:.1%}")))
-    return parts
-
-
-def _speed(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> MonitorFigure | None:
-    status = snapshot.status
-    for key, name in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
-        value = getattr(status, key)
-        if value is not None:
-            text = Text(f"{figure(value):<{_VALUE}}")
-            curve = series(snapshot.history.steps, key)
-            text.append(sparkline(curve, width, ascii_only=ascii_only), style="yellow")
-            return name, text
-    return None
+    status, share = snapshot.status, "{:.1%}".format
+    known = (
+        ("step time", precise_duration, status.step_s),
+        ("MFU", share, status.mfu),
+        ("padding", share, status.padding),
+    )
+    return [(name, Text(shown(value))) for name, shown, value in known if value is not None]
 
 
 def _run_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:

@@ -100,7 +100,7 @@ class CollectiveLead:
         for index in members:
             peers = [[peer, self.seen.members[peer].endpoints] for peer in members if peer != index]
             self.meeting.send(index, {"peers": peers})
-        # Each member has up to three endpoints, and 64 of them are tried at a time (reach.py).
+        # Each member has up to three endpoints, and 64 of them are tried at a time (member.py).
         rounds_of_threads = 1 + len(members) * 3 // 64
         deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self.limits.answer_s
         for index, message in self._collect(members, "unreachable", deadline, text_of("node_lost.connecting")):

@@ -18,8 +18,7 @@ from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import PORT, RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
-from dsrun.launch.node.printed_events import printed_events
-from dsrun.launch.node.sender import notifications, print_preview
+from dsrun.launch.node.sender import notifications, print_preview, printed_events
 from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter

@@ -1,6 +1,8 @@
-"""--notify: the process that sends messages about a run, beside the supervisor of its first node."""
+"""What is told about a run beside its supervisor, on its first node: messages to the targets of --notify, and with
+--log-format json its events on stderr, as its ranks and supervisors write them into the ledger."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,13 +12,19 @@ from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import StoppedBeforeStart
 from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
+from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.launch.training_job import RunOutcome
 from dsrun.notifications.notify_target import parse_targets
 from dsrun.notifications.process import NotificationSender, preview, run_facts
 from dsrun.notifications.rules import SupervisorEnd
 from dsrun.runs.attempts import attempt
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.tail import LineTail
 from dsrun.system import variables
-from dsrun.system.terminal.stderr import print_detail, print_note
+from dsrun.system.terminal import log_format
+from dsrun.system.terminal.stderr import is_json, print_detail, print_note
+
+POLL_S = 1.0
 
 
 @contextmanager
@@ -73,3 +81,32 @@ def print_preview(work: NodeProgram) -> None:
     facts = run_facts(Path(work.output), work.name, os.environ)
     for line in preview(facts, work.notify, os.environ):
         (print_note if line.startswith("--notify") else print_detail)(line)
+
+
+@contextmanager
+def printed_events(work: NodeProgram, place: LocalLauncher) -> Iterator[None]:
+    """On node 0, write each event that comes in here to stderr, if that takes JSON; with text, ranks print what
+    matters."""
+    if place.node != 0 or not is_json():
+        yield
+        return
+    log_format.labels["run"] = str(Path(work.output).absolute())
+    tail = LineTail(RunFolder(Path(work.output)).events, begin=None)
+    over = threading.Event()
+
+    def write_events() -> None:
+        ended = False
+        while not ended:
+            ended = over.wait(POLL_S)
+            for record in tail.new_records():
+                with suppress(OSError):  # no reader any more
+                    log_format.write_stderr(log_format.event_line(record).encode())
+
+    # A thread of its own: a terminal may take nothing for hours, while ranks have to be watched.
+    thread = threading.Thread(target=write_events, name="events", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(STUCK_S)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dsrun.launch.supervisor.reaper import stat_fields
+
 _EVERY_S = 1.0
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # Threads that look at something now and then take less, one that is kept from the processor gets more.
@@ -42,10 +44,8 @@ class Activity:
 
 def cpu_seconds(pid: int) -> float:
     """The CPU seconds of all threads of a process; 0 where there is none."""
-    with suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S
-    return 0.0
+    fields = stat_fields(pid)
+    return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S if fields else 0.0
 
 
 def bytes_moved(pid: int) -> int:

@@ -10,6 +10,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
+from dsrun.system.files import text_of_file
 
 WaitingCallback = Callable[[str, float], None]
 """Takes a line about what is waited for, and the seconds that are left to it."""
@@ -129,6 +130,4 @@ def _call(pid: int) -> list[str]:
 
 
 def _text(pid: int, name: str) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
-    return ""
+    return text_of_file(Path(f"/proc/{pid}/{name}")).strip()

@@ -47,14 +47,18 @@ def members(run_id: str, *, spare: Iterable[int] = ()) -> set[int]:
     return family - kept_processes
 
 
+def stat_fields(pid: int) -> list[bytes]:
+    """The values of stat in proc(5) from the third on, the state; none where there is no such process."""
+    with suppress(OSError):
+        # The name in parentheses may hold anything, parentheses and blanks included.
+        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    return []
+
+
 def state_and_parent(pid: int) -> tuple[str, int]:
     """The state letter of proc(5) and the parent of `pid`; "" and 0 where there is no such process."""
-    try:
-        # The name in parentheses may hold anything, parentheses and blanks included.
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return fields[0].decode(), int(fields[1])
-    except (OSError, IndexError, ValueError):
-        return "", 0
+    fields = stat_fields(pid)
+    return (fields[0].decode(), int(fields[1])) if fields else ("", 0)
 
 
 def exit_code(pid: int) -> int | None:
@@ -62,11 +66,8 @@ def exit_code(pid: int) -> int | None:
 
     The kernel shows it to the same user; others would read 0.
     """
-    try:
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[0] == b"Z" else None
-    except (OSError, IndexError, ValueError):
-        return None
+    fields = stat_fields(pid)
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[:1] == [b"Z"] else None
 
 
 def threads(pid: int) -> int:

@@ -7,7 +7,6 @@ Folders are read when they are scraped. The number of time series is bounded: by
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.monitoring.observations import throttle_reasons
 from dsrun.monitoring.run_status import RunState, status_of
-from dsrun.runs.find import is_run, runs_below
+from dsrun.runs.find import changed, is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunHistory, RunReader, UnreadableRun
@@ -163,7 +162,7 @@ class RunCollector:
     def _histories(self) -> dict[str, RunHistory]:
         now = self._now()
         folders = [folder for folder in self._folders if folder.is_dir()]
-        newest = sorted(find_runs(folders).items(), key=lambda each: _changed(each[1]), reverse=True)
+        newest = sorted(find_runs(folders).items(), key=lambda each: changed([each[1]]) or 0.0, reverse=True)
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             try:
@@ -181,12 +180,6 @@ class RunCollector:
         paths = {path for _, path in newest}
         self._readers = {path: reader for path, reader in self._readers.items() if path in paths}
         return found
-
-
-def _changed(folder: Path) -> float:
-    with suppress(OSError):
-        return folder.stat().st_mtime
-    return 0.0
 
 
 def families(histories: Mapping[str, RunHistory], now: float) -> "Iterable[Metric]":

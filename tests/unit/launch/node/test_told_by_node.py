@@ -9,9 +9,8 @@ import pytest
 
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, MissingError, UsageError
 from dsrun.launch.context import LocalLauncher
-from dsrun.launch.node.printed_events import printed_events
 from dsrun.launch.node.run_node import report
-from dsrun.launch.node.sender import _early_end
+from dsrun.launch.node.sender import _early_end, printed_events
 from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.training_job import LocalWorkers, RunOutcome
