@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsrun.errors import UsageError
 from dsrun.launch.training_job import LOOPBACK
@@ -21,7 +22,7 @@ class LaunchRequest:
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
-    hostfile: bool = False
+    hostfile: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Curves as text: a sparkline of one row, a bar, and a plot of braille dots with axes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from dsrun.system.terminal.display import figure
@@ -113,13 +113,9 @@ def _braille(
 ) -> dict[tuple[int, int], tuple[str, str | None]]:
     name, points = curve
     dots: dict[tuple[int, int], int] = {}
-    before: tuple[int, int] | None = None
-    for x, y in sorted(points):
-        here = scale.place(x, y, columns * 2, rows * 4)
-        for column, row in _between(before or here, here):
-            cell = (column // 2, row // 4)
-            dots[cell] = dots.get(cell, 0) | _DOTS[column % 2][row % 4]
-        before = here
+    for column, row in _passed(points, scale, columns * 2, rows * 4):
+        cell = (column // 2, row // 4)
+        dots[cell] = dots.get(cell, 0) | _DOTS[column % 2][row % 4]
     # Where Unicode's Braille patterns begin: one bit a dot.
     return {cell: (chr(0x2800 + bits), name) for cell, bits in dots.items()}
 
@@ -127,16 +123,17 @@ def _braille(
 def _marked(
     curves: Mapping[str, PlotPoints], scale: _Scale, columns: int, rows: int, marks: str
 ) -> dict[tuple[int, int], tuple[str, str | None]]:
-    cells: dict[tuple[int, int], tuple[str, str | None]] = {}
-    for place, (name, points) in enumerate(curves.items()):
-        mark = marks[place]
-        before: tuple[int, int] | None = None
-        for x, y in sorted(points):
-            here = scale.place(x, y, columns, rows)
-            for cell in _between(before or here, here):
-                cells[cell] = (mark, name)
-            before = here
-    return cells
+    marked = zip(marks, curves.items(), strict=True)
+    return {cell: (mark, name) for mark, (name, points) in marked for cell in _passed(points, scale, columns, rows)}
+
+
+def _passed(points: PlotPoints, scale: _Scale, columns: int, rows: int) -> Iterator[tuple[int, int]]:
+    """The cells of a grid that a curve passes."""
+    before: tuple[int, int] | None = None
+    for x, y in sorted(points):
+        here = scale.place(x, y, columns, rows)
+        yield from _between(before or here, here)
+        before = here
 
 
 def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:

@@ -57,10 +57,6 @@ class _Placed:
     new_stalls: int
     new_stalled_s: float
 
-    @property
-    def number(self) -> int:
-        return self.progress.rank
-
 
 class StragglerDetector:
     """Names each slow rank once until it has recovered, and counts stalls; `update` takes the newest status of all
@@ -91,13 +87,13 @@ class StragglerDetector:
             if each.new_stalls > 0 and statistics.median(other.new_stalls for other in others) < each.new_stalls:
                 found.append(_stall(each))
             if each.own_s < usual * (1 + RECOVERED_BELOW):
-                self._named.discard(each.number)
+                self._named.discard(each.progress.rank)
             elif (
-                each.number not in self._named
+                each.progress.rank not in self._named
                 and each.own_s > usual * (1 + SLOWER_BY)
                 and each.low_s > usual * (1 + _MOSTLY_BY)
             ):
-                self._named.add(each.number)
+                self._named.add(each.progress.rank)
                 found.append(_slow(each, others, usual))
         return found
 
@@ -124,8 +120,8 @@ def _slow(each: _Placed, others: Sequence[_Placed], usual: float) -> Straggler:
     what = "waiting for data" if in_data else "computing"
     # Its figures are within what a terminal of 80 columns shows of an event.
     message = (
-        f"rank {each.number} takes {each.own_s:.3g} s a step, {slowdown:.2f} × the others' {usual:.3g} s, without "
-        f"waiting: the excess is in {what} ({_where(each)})"
+        f"rank {each.progress.rank} takes {each.own_s:.3g} s a step, {slowdown:.2f} × the others' {usual:.3g} s, "
+        f"without waiting: the excess is in {what} ({_where(each)})"
     )
     return _straggler(each, "slow", slowdown, message)
 
@@ -133,7 +129,7 @@ def _slow(each: _Placed, others: Sequence[_Placed], usual: float) -> Straggler:
 def _stall(each: _Placed) -> Straggler:
     stalls, lost = each.progress.stalls, each.new_stalled_s
     often = f", {stalls} times so far ({each.progress.stalled_s:.3g} s)" if stalls > 1 else ""
-    message = f"rank {each.number} stalled for {lost:.3g} s{often} ({_where(each)})"
+    message = f"rank {each.progress.rank} stalled for {lost:.3g} s{often} ({_where(each)})"
     return _straggler(each, "stall", 1 + lost / each.new_stalls / each.own_s, message, stalls=stalls, lost_s=lost)
 
 
@@ -145,6 +141,6 @@ def _straggler(
     each: _Placed, kind: Literal["slow", "stall"], slowdown: float, message: str, **stalls: Any
 ) -> Straggler:
     return Straggler(
-        rank=each.number, host=each.host, gpu=each.gpu, step=each.progress.step, kind=kind,
+        rank=each.progress.rank, host=each.host, gpu=each.gpu, step=each.progress.step, kind=kind,
         slowdown=round(slowdown, 3), message=message, **stalls,
     )  # fmt: skip

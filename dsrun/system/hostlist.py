@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 from dsrun.errors import UsageError
@@ -88,11 +89,8 @@ def compressed(names: Iterable[str]) -> str:
 def _group(front: str, width: int, end: str, numbers: list[int]) -> str:
     if len(numbers) < 2:
         return front + (str(numbers[0]).zfill(width) if numbers else "") + end
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    # Numbers that follow one another are as far from their places.
+    stretches = groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    runs = [[number for _, number in stretch] for _, stretch in stretches]
     spans = (str(run[0]).zfill(width) + (f"-{str(run[-1]).zfill(width)}" if len(run) > 1 else "") for run in runs)
     return f"{front}[{','.join(spans)}]{end}"

@@ -15,7 +15,6 @@ from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
-    from dsrun.launch.node.work import LaunchOptions
     from dsrun.launch.signals import StartupSignals
     from dsrun.launch.training_job import LocalWorkers
 
@@ -66,11 +65,12 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
     """Run this machine's part, or start all machines' parts from here."""
     # Imported when signals are handled, as this takes a while.
     from dsrun.cli.launch.remote import over_ssh, through_srun
-    from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher
+    from dsrun.launch.context import SrunLauncher, SshLauncher
     from dsrun.launch.detection.detect import detect
     from dsrun.launch.launcher_line import launcher_line
     from dsrun.launch.node.run_node import run_node
     from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, parse_program, work_of
+    from dsrun.launch.refusals import refusal, refuse
     from dsrun.system.host import hostname
     from dsrun.system.net import is_this_machine
 
@@ -79,32 +79,20 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
     if line is not None:
         options, program = merge_launcher(options, line), line.command
         os.environ |= line.env
-    _check(options)
-    place = detect(
-        LaunchRequest(
-            nodes=options.nodes,
-            node_rank=options.node_rank,
-            master_addr=options.master_addr,
-            master_port=options.master_port,
-            hostfile=options.hostfile is not None,
-        ),
-        # What is here was looked at where this was started from; the flags say the rest.
-        {} if options.tied else os.environ,
-    )
+    refuse("machines", options=options)
+    # What is here was looked at where this was started from; the flags say the rest.
+    place = detect(options, {} if options.tied else os.environ)
     if line is not None and getattr(place, "node", 0) == 0:
         print_note(f"{line.launcher}: the same as {launch_command(line, options)}")
     parsed, env = parse_program(program), line.env if line else {}
     if parsed.trains and not options.signals:
-        raise UsageError("--no-signals: dsrun train saves on signals, and could not", fix="remove it")
+        raise refusal("program.no_signals")
     if isinstance(place, SshLauncher):
         return over_ssh(options, place, program, signals, more=env)
     if isinstance(place, SrunLauncher):
         return through_srun(options, place.nodes, program, more=env)
     if place.listed and place.node == 0 and not is_this_machine(place.host):
-        raise UsageError(
-            f"{place.how}, but the list of the job begins with {place.host}, which is another machine",
-            fix=f"--master-addr {hostname()}",
-        )
+        raise refusal("place.other_first", place=place, here=hostname())
     place = replace(place, run=f"{place.run} {(line and line.rdzv_id) or ''}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
@@ -131,14 +119,6 @@ def _set_signals(*, handled: bool) -> None:
             signal.signal(signum, signal.SIG_IGN)
         elif signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
-
-
-def _check(options: "LaunchOptions") -> None:
-    for flag, value in (("--include", options.include), ("--exclude", options.exclude)):
-        if value is not None and options.hostfile is None:
-            raise UsageError(f"{flag} needs a hostfile", fix="add --hostfile FILE")
-    if options.include and options.exclude:
-        raise UsageError("--include and --exclude do not go together", fix="remove one of them")
 
 
 _SECONDS, _A_SECOND, _WORDS = _Seconds(min=0), _Seconds(min=1), click.UNPROCESSED

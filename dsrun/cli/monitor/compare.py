@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
@@ -77,6 +75,8 @@ def _print_plot(metric: str, drawn: dict[str, list[tuple[int, float]]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from dsrun.cli.monitor.section import plotted, print_rendered  # rich is for people, not for JSON
+
     console = Console(highlight=False)
     ascii_only = console.options.ascii_only
     marks = curve_marks(len(drawn), ascii_only=ascii_only)
@@ -86,15 +86,8 @@ def _print_plot(metric: str, drawn: dict[str, list[tuple[int, float]]]) -> None:
     for mark, (name, curve) in zip(marks, drawn.items(), strict=True):
         legend.append(f"{mark} {printable(name)}{'' if curve else ' (none)'}  ", style=styles[name])
     legend.rstrip()
-    plot = Text(no_wrap=True)
-    for piece, owner in line_plot(drawn, width=min(console.width, 120), height=_HEIGHT, ascii_only=ascii_only):
-        plot.append(piece, style="dim" if owner is None else styles[owner])
-    plot.rstrip()
-    with console.capture() as captured:
-        console.print(legend)
-        console.print(plot)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip(), color=True)
+    pieces = line_plot(drawn, width=min(console.width, 120), height=_HEIGHT, ascii_only=ascii_only)
+    print_rendered(console, legend, plotted(pieces, styles))
 
 
 command = format_option(declared(__file__, "dsrun.cli.monitor.compare:compare", "compare.toml"))

@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, plotted
 from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.monitoring.plots import line_plot, sparkline
 from dsrun.runs.reader import series
@@ -111,9 +111,4 @@ def _loss_plot(snapshot: MonitorSnapshot, width: int, height: int, *, ascii_only
     curve = series(snapshot.history.steps, "loss")
     if len(curve) < 3:
         return None
-    pieces = line_plot({"loss": curve}, width=width, height=height, ascii_only=ascii_only)
-    text = Text(no_wrap=True)
-    for piece, name in pieces:
-        text.append(piece, style="green" if name else "dim")
-    text.rstrip()
-    return text
+    return plotted(line_plot({"loss": curve}, width=width, height=height, ascii_only=ascii_only), {"loss": "green"})

@@ -2,10 +2,9 @@
 
 import time
 
-import click
 from rich.console import Console
 
-from dsrun.cli.monitor.section import TerminalSize
+from dsrun.cli.monitor.section import TerminalSize, print_rendered
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json
 from dsrun.cli.monitor.sources import MonitorSource, StdinSource, find_source
 from dsrun.cli.monitor.view import render_view
@@ -58,11 +57,7 @@ def _follow(source: MonitorSource, interval_s: float) -> None:
 def _print(snapshot: MonitorSnapshot) -> None:
     console = Console(highlight=False)
     room = TerminalSize(width=max(console.width, _NARROWEST), ascii_only=console.options.ascii_only)
-    with console.capture() as captured:
-        console.print(render_view(snapshot, room))
-    # Cells are padded to their columns' width; without a style the blanks at a line's end are nothing.
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip(), color=True)
+    print_rendered(console, render_view(snapshot, room))
 
 
 class ChangeLines:

@@ -1,8 +1,10 @@
 """A part of the view whose height is known before it is drawn."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+import click
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 LOW = 34
@@ -31,6 +33,23 @@ class TerminalSize:
     def is_low(self) -> bool:
         """Whether the rows are few: figures share them, and no empty ones part the sections."""
         return self.height is not None and self.height < LOW
+
+
+def print_rendered(console: Console, *content: RenderableType) -> None:
+    """Print on stdout. Cells are padded to their columns' width; without a style the blanks at a line's end are
+    nothing."""
+    with console.capture() as captured:
+        for each in content:
+            console.print(each)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=True)
+
+
+def plotted(pieces: Iterable[tuple[str, str | None]], styles: Mapping[str, str]) -> Text:
+    """A `line_plot`, its curves in the styles of their names."""
+    text = Text.assemble(*((piece, "dim" if name is None else styles[name]) for piece, name in pieces), no_wrap=True)
+    text.rstrip()
+    return text
 
 
 def headed(room: TerminalSize, name: str, note: str, content: RenderableType, height: int) -> MonitorSection:

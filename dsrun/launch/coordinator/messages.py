@@ -155,7 +155,7 @@ def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool =
         why = f"the first node ({host}) is lost; the run resumes from its last checkpoint when all nodes are back"
     code = EXIT_RESUME if ended_by_signal or recreated else EXIT_TOOL_FAILED
     cause = "" if ended_by_signal else NODE_LOST
-    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, fallback=MemoryFallback(), cause=cause)
+    return RunDecision(action="stop", exit_code=code, why=why, fallback=MemoryFallback(), cause=cause)
 
 
 def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:

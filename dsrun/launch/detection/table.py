@@ -1,6 +1,6 @@
 """The launchers and schedulers of launchers.toml, and which of them the environment shows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,8 +32,8 @@ class LauncherFacts:
     address: str = ""
     port: str = ""
     job: str = ""
-    requires: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
+    requires: Sequence[str] = ()
+    unless: Sequence[str] = ()
     where: Mapping[str, str] = field(default_factory=dict)
     starts_by_srun: bool = False
     flags_only: bool = False
@@ -74,31 +74,21 @@ class SchedulerFacts:
         return bool(environ.get(self.job) and environ.get(self.hosts.of))
 
 
+def _rows(kind: str) -> list[dict[str, Any]]:
+    rows = toml_beside(__file__, "launchers.toml")[kind]
+    return [{**row, "hosts": HostSource(**row["hosts"])} if "hosts" in row else row for row in rows]
+
+
 @cache
-def _table() -> tuple[tuple[LauncherFacts, ...], tuple[SchedulerFacts, ...]]:
-    table = toml_beside(__file__, "launchers.toml")
-    return (
-        tuple(LauncherFacts(**dict(_typed(entry))) for entry in table["launcher"]),
-        tuple(SchedulerFacts(**dict(_typed(entry))) for entry in table["scheduler"]),
-    )
-
-
-def _typed(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in entry.items():
-        if name == "hosts":
-            yield name, HostSource(**value)
-        else:
-            yield name, tuple(value) if isinstance(value, list) else value
-
-
 def launchers() -> tuple[LauncherFacts, ...]:
     """All launchers, in the order in which they are looked for."""
-    return _table()[0]
+    return tuple(LauncherFacts(**row) for row in _rows("launcher"))
 
 
+@cache
 def schedulers() -> tuple[SchedulerFacts, ...]:
     """All schedulers that give a list of machines."""
-    return _table()[1]
+    return tuple(SchedulerFacts(**row) for row in _rows("scheduler"))
 
 
 def scheduler_of(environ: Mapping[str, str]) -> SchedulerFacts | None:

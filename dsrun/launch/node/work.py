@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.launch.context import LaunchRequest
 from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
 from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
@@ -35,14 +36,9 @@ from dsrun.system.terminal.stderr import print_note
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(LaunchRequest):
     """The command line up to the program. `dsrun train` runs with the defaults."""
 
-    nodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    hostfile: Path | None = None
     include: str | None = None
     exclude: str | None = None
     nproc: int | None = None

@@ -65,7 +65,7 @@ class RunDecision:
 
     action: Literal["restart", "stop"]
     exit_code: int
-    wait_s: float
+    wait_s: float = 0.0
     why: str
     fallback: MemoryFallback
     cause: str = ""
@@ -104,7 +104,7 @@ def _rolled_back(
     if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
         return None
     why = f"{_title(last)}: {_beginning(progress)}, without what failed"
-    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, fallback=fallback)
+    return RunDecision(action="restart", exit_code=exit_code(last), why=why, fallback=fallback)
 
 
 def _stop_without_retry(
@@ -158,9 +158,7 @@ def _shrunk(
         change, what = replace(fallback, offload="cpu"), "the optimizer offloaded to the CPU"
     else:
         return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", fallback, last)
-    return RunDecision(
-        action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", fallback=change
-    )
+    return RunDecision(action="restart", exit_code=exit_code(last), why=f"{title}: again with {what}", fallback=change)
 
 
 def _restarted(
@@ -212,7 +210,7 @@ def _times(count: int) -> str:
 
 def _stop(why: str, fallback: MemoryFallback, code: AttemptFailure | int) -> RunDecision:
     number = code if isinstance(code, int) else exit_code(code)
-    return RunDecision(action="stop", exit_code=number, wait_s=0.0, why=why, fallback=fallback)
+    return RunDecision(action="stop", exit_code=number, why=why, fallback=fallback)
 
 
 def exit_code(failure: AttemptFailure) -> int:

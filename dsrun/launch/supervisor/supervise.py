@@ -273,12 +273,12 @@ class _Supervision:
             if not stop_requested:
                 self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
-            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="", fallback=fallback)
+            return RunDecision(action="stop", exit_code=code, why="", fallback=fallback)
         if self._stop_requests.program_asked():
             # Its exit code says whether it is finished; whoever has asked it to stop knows what comes next.
             code = exit_code(failure)
             why = f"the program left with exit code {code} after it was asked to stop"
-            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, fallback=fallback)
+            return RunDecision(action="stop", exit_code=code, why=why, fallback=fallback)
         if failure.step is None:
             failure = replace(failure, step=self._record.step)
         self._history.append(failure)
