@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import DsrunError, MissingError
+from dsrun.launch.refusals import refusal
 from dsrun.machine import torch_gpus
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system import variables
@@ -16,33 +17,29 @@ from dsrun.system.host import ROOT, hostname
 
 # Long enough for imports from a slow file system, beside those of all other nodes.
 _ANSWER_S = 300
-_FIX = (
-    "`dsrun doctor` there shows why; for a program that needs no GPU render the job with --gpus-per-node 0, "
-    f"or --env {variables.GPUS}=0"
-)
 
 
 def expected_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that each node of this job must show, of those that CUDA_VISIBLE_DEVICES leaves; 0 for any number."""
     text = environ.get(variables.GPUS, "0")
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{variables.GPUS}={text} is not a number of GPUs", fix=f"unset {variables.GPUS}")
+        raise refusal("gpus.number", variable=variables.GPUS, text=text)
     return torch_gpus.wanted(int(text), environ)
 
 
-def refuse(message: str) -> MissingError:
+def too_few(message: str) -> DsrunError:
     """The error of a node with too few GPUs. A SLURM job script learns of it too: no restart would help."""
     if (folder := os.environ.get(variables.FAILURES)) and "SLURM_JOB_ID" in os.environ:
         with suppress(OSError):
             (Path(folder) / "no-gpus").touch()
-    return MissingError(message, fix=_FIX)
+    return refusal("gpus.too_few", message=message, variable=variables.GPUS)
 
 
 def check_driver(shown: int, environ: Mapping[str, str]) -> None:
     """Raise MissingError where the driver shows some GPUs, and fewer than expected. None may be another vendor's."""
     expected = expected_gpus(environ)
     if 0 < shown < expected:
-        raise refuse(torch_gpus.too_few(shown, expected, "as NVIDIA's driver says"))
+        raise too_few(torch_gpus.too_few(shown, expected, "as NVIDIA's driver says"))
 
 
 def check_rank(environ: Mapping[str, str], root: Path = ROOT) -> None:
@@ -50,14 +47,11 @@ def check_rank(environ: Mapping[str, str], root: Path = ROOT) -> None:
     expected = expected_gpus(environ)
     count, words = torch_gpus.torch_gpus()
     if count < expected:
-        raise refuse(torch_gpus.too_few(count, expected, words))
+        raise too_few(torch_gpus.too_few(count, expected, words))
     if count or environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in torch_gpus.NO_DEVICES:
         return
     if shown := len(visible_gpus(environ)) or _device_files(root):
-        raise MissingError(
-            f"{hostname()}: torch sees none of this machine's GPUs, which are {shown} ({words})",
-            fix="`dsrun doctor` shows why; --use-cpu trains on the CPUs",
-        )
+        raise refusal("gpus.unseen", host=hostname(), shown=shown, words=words)
 
 
 def _device_files(root: Path) -> int:
@@ -90,6 +84,6 @@ def check_program(python: str, environ: Mapping[str, str], notify: Callable[[str
         return
     last = done.stderr.strip().rpartition("\n")[2]
     if done.returncode == MissingError.exit_code:
-        raise refuse(last)
+        raise too_few(last)
     if done.returncode:
         notify(f"whether torch sees the {expected} GPUs is not known: {last or f'exit code {done.returncode}'}")

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from dsrun.errors import EXIT_TOOL_FAILED, MissingError, UsageError
+from dsrun.errors import EXIT_TOOL_FAILED
 from dsrun.launch.environment import ON_THE_COMMAND_LINE
+from dsrun.launch.refusals import refusal
 from dsrun.system.process.proc import exit_of, handling
 
 FLAG = "--tied"
@@ -43,7 +44,7 @@ def follow_control_stdin() -> None:
     try:
         variables = json.loads(line)["env"]
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{FLAG} is for dsrun launch itself, which starts supervisors over ssh") from None
+        raise refusal("remote.tied", flag=FLAG) from None
     os.environ.update({str(name): str(value) for name, value in variables.items()})
     threading.Thread(target=_follow, args=(control,), name="control stdin", daemon=True).start()
 
@@ -140,9 +141,7 @@ def _start(remote: RemoteSupervisor) -> _RunningSupervisor:
         # Not in the terminal's foreground group: Ctrl-C would end ssh instead of asking the supervisors.
         process = subprocess.Popen(remote.argv, stdin=subprocess.PIPE, start_new_session=True)
     except FileNotFoundError:
-        raise MissingError(
-            f"there is no program {remote.argv[0]}", fix="install it, or start each node by hand"
-        ) from None
+        raise refusal("remote.no_program", program=remote.argv[0]) from None
     running = _RunningSupervisor(remote, process)
     _write(running, remote.first_line)
     return running

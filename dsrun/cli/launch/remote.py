@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from dsrun.errors import MissingError, UsageError
 from dsrun.launch.context import SshLauncher
 from dsrun.launch.detection.hostfile import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
 from dsrun.launch.node.work import LaunchOptions, parse_program
+from dsrun.launch.refusals import refusal
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
@@ -45,7 +45,7 @@ def over_ssh(
     if options.dry_run:
         return _dry_run(place.job or str(options.hostfile), remotes)
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
-        raise MissingError("ssh is not installed", fix="install it, or start each node by hand with --nodes")
+        raise refusal("remote.no_ssh")
     restarts = 3 if options.max_restarts is None else options.max_restarts
     with AsyncLineWriter(print_error, timeout_s=STUCK_S) as notify:
         code = run_on_hosts(remotes, max_restarts=restarts, notify=notify)
@@ -58,7 +58,7 @@ def _hosts(options: LaunchOptions) -> tuple[SshHost, ...]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}", fix="name a hostfile") from None
+        raise refusal("remote.hostfile", file=file, why=error) from None
     hosts = parse_hostfile(text, str(file))
     if options.include:
         return included(hosts, options.include)
@@ -69,10 +69,7 @@ def _hosts_of_job(place: SshLauncher) -> tuple[SshHost, ...]:
     """The machines of a scheduler's job, each with all of its GPUs."""
     first = place.hosts[0]
     if not is_this_machine(first):
-        raise UsageError(
-            f"{place.job} begins on {first}, and this is another of its {len(place.hosts)} machines",
-            fix="start dsrun launch once, in the job's script; or on each machine by mpirun",
-        )
+        raise refusal("remote.not_first", job=place.job, first=first, count=len(place.hosts))
     return tuple(SshHost(name=name, slots=()) for name in place.hosts)
 
 
@@ -89,10 +86,7 @@ def _remote_supervisors(
     here = [is_this_machine(host.address) for host in hosts]
     is_loopback = address in ("localhost", "::1") or address.startswith("127.")
     if len(hosts) > 1 and not options.master_addr and is_loopback and not all(here):
-        raise UsageError(
-            f"{place.job or options.hostfile}: {hosts[0].name} is a different machine for each of them",
-            fix="write the name by which the others reach it, or add --master-addr",
-        )
+        raise refusal("remote.loopback", where=place.job or options.hostfile, name=hosts[0].name)
     program, tokens = _without_tokens(program)
     secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16), **tokens}
     environ = forwarded_variables(os.environ, _environment_files()) | {**more, **secret}
@@ -150,7 +144,7 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...], *
     argv = [*srun_argv(nodes, os.environ), *SELF, *own, "--", *program]
     if not options.dry_run:
         if shutil.which("srun") is None:
-            raise MissingError("inside a SLURM job, but srun is not installed", fix="--nodes 1 for this machine alone")
+            raise refusal("remote.no_srun")
         secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
         os.execvpe("srun", argv, {**os.environ, variables.SECRET: secret, **tokens})
     print_note(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.launch.coordinator.delays import RecentDelays
+from dsrun.launch.refusals import refusal
 from dsrun.system.net import own_address, plain_address
 
 PeerMessage = dict[str, Any]
@@ -283,7 +283,4 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if address and ":" in address else socket.AF_INET
         return socket.create_server((address or "", port), family=family, backlog=1024)
     except OSError as error:
-        raise UsageError(
-            f"port {port}, which the supervisors of the nodes use, is not available: {error.strerror}",
-            fix="choose another --master-port; the supervisors use the port after it",
-        ) from None
+        raise refusal("remote.port", port=port, why=error.strerror) from None
