@@ -17,7 +17,7 @@ from dsrun.train.certify import rank  # noqa: F401  what the forks need is impor
 from dsrun.train.certify.in_forks import ForkFailedError, in_fork
 from dsrun.train.certify.look import CHECKS
 from dsrun.train.certify.runs import RUNS, planned, train_all
-from dsrun.train.certify.subject import CertifySubject, RunOutcome, load_subject
+from dsrun.train.certify.subject import CertifySubject, SmallRun, load_subject
 
 LOG = "certify.log"
 
@@ -72,7 +72,7 @@ def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) 
     return CheckResult(check=check, findings=findings, seconds=round(monotonic() - began, 2))
 
 
-def _failed(check: Check, run: RunOutcome) -> Finding:
+def _failed(check: Check, run: SmallRun) -> Finding:
     return finding_of("run_failed", prefix=f"{check.code}_", where=run.name, run=run.says, error=run.error)
 
 

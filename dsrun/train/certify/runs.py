@@ -21,7 +21,7 @@ from dsrun.certify.request import CertifyRequest
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.launch.workers.spawn import ForkedProcess, prefork
 from dsrun.system.net import free_port
-from dsrun.train.certify.subject import CertifySubject, RunOutcome
+from dsrun.train.certify.subject import CertifySubject, SmallRun
 
 _TABLE = toml_beside(__file__)
 _FLAGS, RUNS = _TABLE["flags"], _TABLE["runs"]
@@ -74,10 +74,10 @@ def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
 
 def train_all(
     runs: list[PlannedRun], scratch: Path, request: CertifyRequest, *, notify: Callable[[str], None]
-) -> dict[str, RunOutcome]:
+) -> dict[str, SmallRun]:
     """Train them, those of as many ranks that follow one another in one process group; after a failure, what is left of
     these gets another. What goes on with a run that failed has failed, and so has all after the plainest of them."""
-    outcomes: dict[str, RunOutcome] = {}
+    outcomes: dict[str, SmallRun] = {}
     waiting = list(runs)
     while waiting:
         for run in waiting:
@@ -131,12 +131,12 @@ class _RankGroup:
             env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self._processes.append(forked.exec_rank([str(self._file)], env, [str(log), str(log)]))
 
-    def outcomes(self) -> Iterator[RunOutcome]:
+    def outcomes(self) -> Iterator[SmallRun]:
         """Of each run that has ended, in order, to the first that has failed."""
         try:
             for run in self._runs:
                 error, seconds = self._end_of(run)
-                yield RunOutcome(run.name, run.says, self._scratch / run.name, error, seconds)
+                yield SmallRun(run.name, run.says, self._scratch / run.name, error, seconds)
                 if error:
                     return
         finally:

@@ -21,7 +21,7 @@ EXPERT_MATRICES = 3
 
 
 @dataclass(frozen=True)
-class RunOutcome:
+class SmallRun:
     """A run that certify trained in `folder`: `says` what it is, `error` why it failed, "" if it did not. One that was
     to go on with a failed run has that run's error."""
 
@@ -49,7 +49,7 @@ class CertifySubject:
     tokenizer: bool
     rows: Mapping[str, Path] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
-    runs: Mapping[str, RunOutcome] = field(default_factory=dict)
+    runs: Mapping[str, SmallRun] = field(default_factory=dict)
 
 
 def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:

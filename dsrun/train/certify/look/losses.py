@@ -12,7 +12,7 @@ from dsrun.certify.checks import check_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.runs.records import read_records
-from dsrun.train.certify.subject import CertifySubject, RunOutcome
+from dsrun.train.certify.subject import CertifySubject, SmallRun
 
 
 class RunCurve(NamedTuple):
@@ -41,7 +41,7 @@ def bounds_of(subject: CertifySubject) -> CurveBounds:
     return BF16 if subject.request.gpus else FP32
 
 
-def curve_of(run: RunOutcome, *, after: int = 0) -> RunCurve:
+def curve_of(run: SmallRun, *, after: int = 0) -> RunCurve:
     """Losses and gradient norms of the steps `after` that step."""
     rows = [row for row in read_records(run.folder / "metrics.jsonl") if "loss" in row and row["step"] > after]
     return RunCurve(tuple(row["loss"] for row in rows), tuple(row["grad_norm"] for row in rows))

@@ -8,7 +8,7 @@ from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.recipe.resolve import resolve
 from dsrun.train.certify import runs
-from dsrun.train.certify.subject import CertifySubject, RunOutcome
+from dsrun.train.certify.subject import CertifySubject, SmallRun
 
 
 def subject(tmp_path, task="causal-lm", experts=(), **asked):
@@ -63,7 +63,7 @@ def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monke
         def outcomes(self):
             for run in self.ready:
                 error = "broken" if run.name == "zero3" else ""
-                yield RunOutcome(run.name, run.says, tmp_path / run.name, error)
+                yield SmallRun(run.name, run.says, tmp_path / run.name, error)
                 if error:
                     return
 
