@@ -4,7 +4,7 @@ And how such a dataclass is made of what somebody wrote on the command line and 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import Field, fields
 from functools import cache
@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError, did_you_mean
 
 Spec = TypeVar("Spec")
@@ -114,6 +114,24 @@ def filled(spec: type[Spec], places: Iterable[Iterable[OptionValue]]) -> tuple[S
     options = {each.name: each for each in fields(spec)}  # type: ignore[arg-type]
     values = {name: _value_of(options[name], each) for name, each in given.items()}
     return spec(**values), {name: given[name].where if name in given else flag_of(options[name]) for name in options}
+
+
+def broken_rules(content: Mapping[str, Any], spec: Any, names: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What the rules of a TOML file have against values of a spec: the field, what is wrong, what to write instead.
+
+    A row of `rules` is of options (`fields`), each of whose values is tried against its rules. `when` is a Python
+    expression of `value`, of `key` and `rest` before and behind its first "=", of the options by their fields, of
+    `spec`, of `terms`, which are expressions themselves, and of `names`. Texts may name the same in braces.
+    """
+    for field, rules in ((field, row["rules"]) for row in content["rules"] for field in row["fields"]):
+        given = getattr(spec, field)
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
+            key, _, rest = str(value).partition("=")
+            terms = content.get("terms", {})
+            known = SubjectNames(spec, terms, spec=spec, value=value, key=key, rest=rest, **names)
+            for rule in rules:
+                if evaluate(rule["when"], known):
+                    yield field, rule["message"].format_map(known), rule.get("fix", "").format_map(known)
 
 
 def _value_of(each: Field[Any], given: OptionValue) -> Any:
