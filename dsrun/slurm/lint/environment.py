@@ -4,14 +4,11 @@ import re
 from collections.abc import Iterator
 
 from dsrun.findings.texts import text_of
+from dsrun.slurm.lint.launches import PATTERNS, check_assignment, check_launches
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.shell import ASSIGNMENT, commands, live
-from dsrun.system.terminal.secrets import is_secret_flag, is_secret_name, without_tokens
+from dsrun.system.terminal.secrets import is_secret_flag, without_tokens
 
-_LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
-_OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")
-_ADDRESSES = ("MASTER_ADDR", "master_addr", "MAIN_PROCESS_IP", "head_node_ip")
-_PORTS = re.compile(r"(MASTER|MAIN_PROCESS|main_process|master|rdzv|RDZV)_(PORT|port)")
 _CONDA_READY = re.compile(r"conda\.sh|conda shell|conda init|bashrc|profile|activate\b.*\bbase|module\s+load|\bml\s")
 _SAYS_NOTHING = frozenset({"echo", "date", "printf", "sleep", "true", "ls", "nvidia-smi"})
 
@@ -20,24 +17,12 @@ def check_environment(script: JobScript) -> Iterator[ScriptProblem]:
     """Problems that are not about how many processes start."""
     for each in script.commands:
         for name, value in each.assignments:
-            yield from _variable(script, each.line, name, value)
+            yield from check_assignment(script, each.line, name, value)
         yield from _secret_flags(each.line, each.words)
+    yield from check_launches(script, "endpoint")
     yield from _on_tasks(script)
     yield from _conda(script)
     yield from _exit_code(script)
-
-
-def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[ScriptProblem]:
-    several = script.nodes is not None and script.nodes > 1
-    if is_secret_name(name.upper()) and value and not re.match(r"[$`]", value) and not name.endswith("TOKENIZERS"):
-        if len(value) >= 8 and not re.search(r"[/\s]", value):
-            yield line, "secret", {"name": name}
-    elif name in _ADDRESSES and several and _LOCAL.fullmatch(value):
-        yield line, "master_is_local", {"name": name, "value": value, "nodes": script.nodes}
-    elif _PORTS.fullmatch(name) and value.isdigit() and not script.get("exclusive"):
-        yield line, "port_fixed", {"port": value}
-    elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"[\d,]+", value):
-        yield line, "visible_devices", {"value": value}
 
 
 def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[ScriptProblem]:
@@ -55,26 +40,13 @@ def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[ScriptProblem]:
 
 
 def _on_tasks(script: JobScript) -> Iterator[ScriptProblem]:
-    """Addresses and ports in the launchers' flags, and in what srun's shells set."""
+    """What srun's shells set, as each task has another host."""
     several = script.nodes is not None and script.nodes > 1
-    for launch in script.launches:
-        endpoint = launch.option("--rdzv-endpoint", "--master-addr", "--main-process-ip") or ""
-        if several and launch.srun is not None:
-            words = {"name": text_of("script.rendezvous"), "value": endpoint, "nodes": script.nodes}
-            if _LOCAL.fullmatch(endpoint):
-                yield launch.line, "master_is_local", words
-            elif launch.on_task and _OWN_HOST.match(endpoint):
-                yield launch.line, "master_per_task", words
-        port = launch.option("--master-port", "--main-process-port") or endpoint.partition(":")[2]
-        # A variable has a finding of its own where it is set.
-        written = any(port in word for each in script.commands if each.line == launch.line for word in each.words)
-        if port.isdigit() and port != "0" and written and not script.get("exclusive"):
-            yield launch.line, "port_fixed", {"port": port}
     for each in script.commands:
         if several and "srun" in each.words and "-c" in each.words:
             inner = commands(live(each.words[-1]), each.line)
             for name, value in (pair for one in inner for pair in one.assignments):
-                if name in _ADDRESSES and _OWN_HOST.fullmatch(value):
+                if PATTERNS["address"].fullmatch(name) and PATTERNS["own_host"].fullmatch(value):
                     yield each.line, "master_per_task", {"name": name}
 
 

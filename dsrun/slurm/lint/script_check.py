@@ -23,7 +23,7 @@ def check_script(text: str, file: str) -> list[Finding]:
     script = read_script(text)
     found = dict.fromkeys(
         _finding(file, *each)
-        for check in (_text, _directives, _signal, check_launches, check_environment)
+        for check in (_text, _directives, _signal, _launches, check_environment)
         for each in check(script)
     ) if "\r\n" not in text else {_finding(file, 1, "crlf", {}): None}  # fmt: skip
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))
@@ -38,6 +38,10 @@ def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
         fix=words.get("fix") or Message(rule.get("fix", ""), **words),
         where=f"{file}:{line}",
     )
+
+
+def _launches(script: JobScript) -> Iterator[ScriptProblem]:
+    return check_launches(script, "launch", "gpus")
 
 
 def _text(script: JobScript) -> Iterator[ScriptProblem]:

@@ -76,7 +76,8 @@ def test_dos_line_ends_are_the_only_finding():
 
 def test_every_rule_is_used_by_a_check():
     source = "".join(each.read_text() for each in Path("dsrun/slurm/lint").resolve().glob("*.py"))
-    assert [code for code in rules()["rules"] if f'"{code}"' not in source] == []
+    checks = {row["code"] for section in ("launch", "gpus", "endpoint", "assignment") for row in rules()[section]}
+    assert [code for code in rules()["rules"] if f'"{code}"' not in source and code not in checks] == []
 
 
 def test_commands_of_bash():
