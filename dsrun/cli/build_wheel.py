@@ -19,7 +19,7 @@ from dsrun.system.terminal.display import duration
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import cache_root
-from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
+from dsrun.wheel.cache import WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts
 from dsrun.wheel.compile.context import BuildOptions
@@ -44,8 +44,8 @@ def build(
         if dry_run:
             _print_script(plan, cache, form)
             return 0
-        entry = _find_or_build(plan.build, cache, find_links=find_links, force=force, keep=keep)
-        wheel = entry.wheel if output is None else copy_out(entry, Path(output), force=force)
+        stored = _find_or_build(plan.build, cache, find_links=find_links, force=force, keep=keep)
+        wheel = stored if output is None else copy_out(stored, Path(output), force=force)
     if form == "json":
         facts = {"wheel": str(wheel), "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
         print_json({**facts, **_described(plan)})
@@ -90,9 +90,7 @@ def _print_request(build: WheelBuild, origin: str) -> None:
     )
 
 
-def _find_or_build(
-    build: WheelBuild, cache: WheelCache, *, find_links: Sequence[str], force: bool, keep: bool
-) -> CacheEntry:
+def _find_or_build(build: WheelBuild, cache: WheelCache, *, find_links: Sequence[str], force: bool, keep: bool) -> Path:
     found = None if force else cache.find(build.request.key)
     if found:
         return found
@@ -120,7 +118,7 @@ def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:
     else:
         click.echo(script)
     stored = cache.find(build.request.key)
-    print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {cache.folder(build.request.key)}")
+    print_note(f"already cached: {stored}" if stored else f"would be cached in {cache.folder(build.request.key)}")
 
 
 def _print_progress(event: BuildEvent, tracker: BuildTracker) -> None:

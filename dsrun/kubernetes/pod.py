@@ -19,7 +19,6 @@ _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 def fields_of(spec: KubernetesSpec, workload: TrainingWorkload) -> dict[str, Any]:
     """The names for the expressions of objects.yaml."""
     labels = {APP_LABEL: "dsrun", INSTANCE_LABEL: str(spec.name), **pairs(spec.label)}
-    queued = {**labels, QUEUE_LABEL: spec.queue} if spec.queue else labels
     volumes, volume_mounts = _volumes(spec)
     devices = {spec.gpu_resource: str(spec.gpus_per_node)} if spec.gpus_per_node else {}
     return {
@@ -30,18 +29,10 @@ def fields_of(spec: KubernetesSpec, workload: TrainingWorkload) -> dict[str, Any
         "instance_label": INSTANCE_LABEL,
         "labels": labels,
         "shared_labels": {APP_LABEL: "dsrun", **pairs(spec.label)},
+        # Of the object that Kueue looks at.
+        "queued_labels": {**labels, QUEUE_LABEL: spec.queue} if spec.queue else labels,
         "annotations": pairs(spec.annotation),
         "gang": gang(spec),
-        "metadata": _present({"name": spec.name, "namespace": spec.namespace, "labels": labels}),
-        # Of the object that Kueue looks at.
-        "queued_metadata": _present(
-            {
-                "name": spec.name,
-                "namespace": spec.namespace,
-                "labels": queued,
-                "annotations": {**gang(spec), **pairs(spec.annotation)},
-            }
-        ),
         "resume_codes": [EXIT_RESUME],
         "wrong_codes": sorted((EXIT_USAGE, EXIT_FINDINGS, EXIT_MISSING)),
         "image_pull_secrets": [{"name": name} for name in spec.image_pull_secret],

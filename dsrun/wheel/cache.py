@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +94,8 @@ def wrong_with(folder: Path) -> str | None:
 LOG_NAME = "build.log"
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """A stored wheel, in one folder with its record and the log of its build."""
-
-    folder: Path
-    wheel: Path
-
-
 class WheelCache:
-    """The wheels below `root`."""
+    """The wheels below `root`, each in one folder with its record and the log of its build."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -112,8 +103,8 @@ class WheelCache:
     def folder(self, key: str) -> Path:
         return self.root / key
 
-    def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> CacheEntry | None:
-        """The entry of `key`, its wheel read and compared with the recorded SHA-256; it counts as used now.
+    def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> Path | None:
+        """The wheel of `key`, read and compared with the recorded SHA-256; it counts as used now.
 
         None when it is missing or damaged; `damaged` is then called with the problem.
         """
@@ -126,7 +117,7 @@ class WheelCache:
             return None
         with suppress(OSError):  # a store that others may only read
             os.utime(folder)
-        return _entry(folder)
+        return _wheel_in(folder)
 
     @contextmanager
     def exclusive(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
@@ -167,8 +158,8 @@ class WheelCache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, key: str, staged: Path) -> CacheEntry:
-        """Make `staged`, which holds a wheel and its WHEEL.json, the entry of `key`. Hold the lock.
+    def publish(self, key: str, staged: Path) -> Path:
+        """Make `staged`, which holds a wheel and its WHEEL.json, the entry of `key`; its wheel. Hold the lock.
 
         Everything is on the disk before the rename makes it visible. Raises OSError.
         """
@@ -177,7 +168,7 @@ class WheelCache:
         folder = self.folder(key)
         replace_folder(staged, folder)
         sync_file(self.root)
-        return _entry(folder)
+        return _wheel_in(folder)
 
     def unused(self, days: float) -> list[Path]:
         """Entries, parts of wheels and logs of failed builds that nobody has used for `days` days, oldest first."""
@@ -198,38 +189,38 @@ class WheelCache:
         return 0
 
 
-def copy_out(entry: CacheEntry, into: Path, *, force: bool = False) -> Path:
-    """Copy the entry's wheel, WHEEL.json and log into the folder `into`, each atomically; returns the wheel there.
+def copy_out(stored: Path, into: Path, *, force: bool = False) -> Path:
+    """Copy the stored wheel, its WHEEL.json and log into the folder `into`, each atomically; returns the wheel there.
 
     A different wheel of that name, or the record of another existing one, is replaced only with `force`: UsageError,
     before anything is written.
     """
     if not force:
-        _check_overwrite(entry, into)
+        _check_overwrite(stored, into)
     try:
         into.mkdir(parents=True, exist_ok=True)
-        for name in (entry.wheel.name, RECORD_NAME, LOG_NAME):
+        for name in (stored.name, RECORD_NAME, LOG_NAME):
             # A copy and no hard link: whoever edits it would edit the store.
             with replacing(into / name) as partial:
-                shutil.copyfile(entry.folder / name, partial)
+                shutil.copyfile(stored.with_name(name), partial)
     except OSError as error:
         raise UsageError(f"cannot write to {into}: {error.strerror or error}", fix="give another -o") from error
-    return into / entry.wheel.name
+    return into / stored.name
 
 
-def _check_overwrite(entry: CacheEntry, into: Path) -> None:
-    wheel = into / entry.wheel.name
-    if wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(entry.wheel)):
+def _check_overwrite(stored: Path, into: Path) -> None:
+    wheel = into / stored.name
+    if wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(stored)):
         raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
     record = read_record(into)
-    if record and record["wheel"] != entry.wheel.name and (into / Path(record["wheel"]).name).exists():
+    if record and record["wheel"] != stored.name and (into / Path(record["wheel"]).name).exists():
         raise UsageError(
             f"{into / RECORD_NAME} describes {record['wheel']}",
             fix="give a folder of its own with -o, or --force to replace the record",
         )
 
 
-def _entry(folder: Path) -> CacheEntry:
+def _wheel_in(folder: Path) -> Path:
     record = read_record(folder)
     assert record is not None  # wrong_with() has just read it
-    return CacheEntry(folder, folder / Path(record["wheel"]).name)
+    return folder / Path(record["wheel"]).name

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from dsrun.errors import UsageError
 from dsrun.system.files import replacing, sha256_of
-from dsrun.wheel.verify.archive import open_wheel
+from dsrun.wheel.verify.archive import WheelName, open_wheel
 from dsrun.wheel.verify.contents import BuildNote, build_note, built_from
 
 ALL = "simple"
@@ -29,14 +29,10 @@ _PAGE = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class WheelFile:
-    """A wheel in a folder: its file, tags, what DeepSpeed's build recorded and what dsrun did (None: another's)."""
+class WheelFile(WheelName):
+    """A wheel in a folder: its file and name, what DeepSpeed's build recorded and what dsrun did (None: another's)."""
 
     path: Path
-    name: str
-    version: str
-    python: str
-    platform: str
     requires_python: str
     note: BuildNote
     inputs: dict[str, Any] | None
@@ -68,11 +64,8 @@ def _wheel(path: Path) -> WheelFile:
         member = archive.info_file("METADATA")
         headers = HeaderParser().parsestr(archive.read_text(member) if member else "")
         return WheelFile(
+            **vars(archive.name),
             path=path,
-            name=archive.name.name,
-            version=archive.name.version,
-            python=archive.name.python,
-            platform=archive.name.platform,
             requires_python=str(headers.get("Requires-Python", "")),
             note=build_note(archive),
             inputs=built_from(archive),

@@ -121,41 +121,27 @@ def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequenc
 
 
 def _node_json(node: SlurmNode) -> dict[str, Any]:
-    return {
-        **_plain(node, "name", "state"),
-        "usable": node.is_usable,
-        **_plain(node, "reason", "partitions", "features"),
-        "gpus": [
-            {
-                **_plain(group, "type", "model", "count", "busy"),
-                "capability": ".".join(map(str, group.capability)) if group.capability else None,
-                "memory_gib": list(group.memory),
-            }
-            for group in node.gpus
-        ],
-        **_plain(node, "cores", "cores_busy"),
-        "memory_mib": node.memory,
-        "memory_busy_mib": node.memory_busy,
-    }
+    gpus = [
+        {
+            **{name: getattr(group, name) for name in ("type", "model", "count", "busy")},
+            "capability": ".".join(map(str, group.capability)) if group.capability else None,
+            "memory_gib": list(group.memory),
+        }
+        for group in node.gpus
+    ]
+    first = {"name": node.name, "state": node.state, "usable": node.is_usable}
+    return first | _with_units(node, "resources") | {"gpus": gpus}
 
 
 def _partition_json(each: Partition) -> dict[str, Any]:
-    return {
-        **_plain(each, "name", "state", "default", "nodes"),
-        "time_limit_s": _finite(each.time_limit),
-        "time_default_s": each.time_default,
-        "min_nodes": each.min_nodes,
-        "max_nodes": _finite(each.max_nodes),
-        "max_cores_per_node": _finite(each.max_cpus_per_node),
-        "max_memory_per_node_mib": _finite(each.max_memory_per_node),
-        **_plain(each, "accounts", "denied_accounts", "qos", "denied_qos", "groups", "preempt_mode"),
-    }
+    return _with_units(each, "hidden", "job_defaults")
 
 
-def _plain(source: object, *names: str) -> dict[str, Any]:
-    """The attributes `names` as they are in the JSON."""
-    return {name: getattr(source, name) for name in names}
-
-
-def _finite(number: float) -> float | None:
-    return None if number == NO_LIMIT else number
+def _with_units(source: SlurmNode | Partition, *without: str) -> dict[str, Any]:
+    """The fields by their names in the JSON."""
+    names = {
+        "time_limit": "time_limit_s", "time_default": "time_default_s", "max_cpus_per_node": "max_cores_per_node",
+        "max_memory_per_node": "max_memory_per_node_mib", "memory": "memory_mib", "memory_busy": "memory_busy_mib",
+    }  # fmt: skip
+    found = {names.get(name, name): value for name, value in vars(source).items() if name not in without}
+    return {name: None if value == NO_LIMIT else value for name, value in found.items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
+from dsrun.datafiles import toml_beside
 from dsrun.wheel.platform.ops import DeepspeedOp, op_table
 
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
@@ -20,8 +21,6 @@ FLAGS = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "NVCC_APPEND_FLAGS", "NVCC
 
 _NOT_FOR_BUILDS = (*FLAGS, *["CC", "CXX", "LDSHARED", "LDCXXSHARED", "AR", "MAX_JOBS", "NVCC_CCBIN", "COMPILER_PATH"])
 _PREFIXES = ("DS_", "TORCH_", "PYTORCH_", "CUDA_", "NINJA", "DISTUTILS", "SETUPTOOLS", "GCC_", "PYTHONHASHSEED")
-_EPOCH = "315532800"
-"""1980-01-01, the first second a zip archive can hold (APPNOTE.TXT, 4.4.6)."""
 
 
 def search_paths(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -60,54 +59,14 @@ def build_environment(
         name: value for name, value in environ.items() if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
     }
     switches = {op.variable: str(int(op.name in wanted)) for op in op_table(request.deepspeed)}
-    return {
-        **kept,
-        **switches,
-        "DS_BUILD_OPS": "0",
-        "DS_ACCELERATOR": request.accelerator,
-        # Without it setup.py records the commit of whatever git repository the tree lies in.
-        "DS_BUILD_STRING": PART_VERSION,
-        # setup.py otherwise compiles file by file: MAX_JOBS counts for ninja alone (BuildExtension in
-        # torch.utils.cpp_extension).
-        "DS_ENABLE_NINJA": "1",
-        "MAX_JOBS": str(jobs),
-        **compilers,
-        # torch 2.13 would put a compiler cache from PATH in front of our wrappers too.
-        "TORCH_NO_COMPILER_WRAPPER": "1",
-        # Without these ccache counts the same file in another folder as another compilation.
-        "CCACHE_BASEDIR": str(trees),
-        "CCACHE_NOHASHDIR": "true",
-        "CCACHE_COMPILERCHECK": "content",
-        # Symbols go at link time: the linker's build id is computed from what it writes, and nvcc's temporary
-        # names, which hold a process id, are among the symbols (GNU ld manual, --build-id and -s).
-        **({} if request.symbols else {"LDFLAGS": "-Wl,-s"}),
-        "SOURCE_DATE_EPOCH": _EPOCH,
-        "PYTHONHASHSEED": "0",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        # failure.py reads what compilers say, which gcc translates.
-        "LC_ALL": "C.UTF-8",
-        # The environment's own ninja first; a system's may be too old for torch.
-        "PATH": f"{python.parent}:{environ.get('PATH', '/usr/bin:/bin')}",
-        **_cuda(request, cuda_home),
-    }
-
-
-def _cuda(request: "WheelRequest", cuda_home: Path | None) -> dict[str, str]:
-    if request.accelerator != "cuda" or cuda_home is None:
-        return {}
-    return {
-        "CUDA_HOME": str(cuda_home),
-        "TORCH_CUDA_ARCH_LIST": request.archs,
-        # dsrun has compared the versions; DeepSpeed's own list ends with CUDA 12 (cuda_minor_mismatch_ok in
-        # op_builder/builder.py, 0.19.8).
-        "DS_SKIP_CUDA_CHECK": "1",
-        # Without a GPU some builders ask for one to decide whether they can be compiled.
-        "DS_IGNORE_CUDA_DETECTION": "1",
-        # One compiler per job: nvcc would start one per architecture on top of MAX_JOBS, up to eight of them by default
-        # (CUDAOpBuilder.nvcc_args).
-        "DS_NVCC_THREADS": "1",
-    }
+    tables = toml_beside(__file__)
+    rows = tables["every"] | ({} if request.symbols else tables["without_symbols"])
+    rows |= tables["cuda"] if request.accelerator == "cuda" and cuda_home else {}
+    names = {
+        **vars(request), "part_version": PART_VERSION, "jobs": jobs, "trees": trees, "cuda_home": cuda_home,
+        "programs": python.parent, "path": environ.get("PATH", "/usr/bin:/bin"),
+    }  # fmt: skip
+    return {**kept, **switches, **compilers, **{name: text.format_map(names) for name, text in rows.items()}}
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:

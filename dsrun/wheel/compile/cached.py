@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
-from dsrun.wheel.cache import CacheEntry, WheelCache
+from dsrun.wheel.cache import WheelCache
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.compile.output import OnEvent
 from dsrun.wheel.find_links import take_from
@@ -69,8 +69,8 @@ def cached_build(
     find_links: Sequence[str] = (),
     force: bool = False,
     keep: bool = False,
-) -> CacheEntry:
-    """The entry of `build` in `store`, whose wheel is read and compared with its recorded hash.
+) -> Path:
+    """The wheel of `build` in `store`, read and compared with its recorded hash.
 
     Of two processes that need the same wheel one builds it and the other waits. `force`: rebuild a cached wheel, but
     take one that another process has built in the meantime. `find_links`: where to look for it before it is built.

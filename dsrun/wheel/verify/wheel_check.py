@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -184,11 +184,14 @@ def rows(reports: "Sequence[NodeReport]") -> list[tuple[str, ...]]:
 
 
 def _row(done: "NodeReport") -> tuple[str, ...]:
-    machine = done.machine
-    facts: tuple[str | None, ...] = (None,) * 4
-    if machine:
-        facts = (machine.python_version, machine.torch, machine.driver, gpu_text(machine))
+    facts = _facts(done.machine).values() if done.machine else (None,) * 4
     return done.node, *(fact or "-" for fact in facts), _result(done)
+
+
+def _facts(machine: ProbedMachine) -> dict[str, str | None]:
+    """What is shown of a node, and compared."""
+    versions = {"python": machine.python_version, "torch": machine.torch, "driver": machine.driver}
+    return {**versions, "gpus": gpu_text(machine)}
 
 
 def _result(done: "NodeReport") -> str:
@@ -212,13 +215,5 @@ def differences(reports: "Sequence[NodeReport]") -> list[Finding]:
     """An error for each property in which the nodes differ, since one run will span them."""
     none = text_of("nodes_differ.none")
     machines = [each.machine for each in reports if each.machine]
-    nodes = {each.node: {name: of(each) or none for name, of in _COMPARED.items()} for each in machines}
+    nodes = {each.node: {name: fact or none for name, fact in _facts(each).items()} for each in machines}
     return [each.finding() for each in compared(nodes)]
-
-
-_COMPARED: dict[str, Callable[[ProbedMachine], str | None]] = {
-    "python": lambda machine: machine.python_version,
-    "torch": lambda machine: machine.torch,
-    "driver": lambda machine: machine.driver,
-    "gpus": gpu_text,
-}

@@ -54,16 +54,16 @@ def test_published_wheel_is_found_in_cache(store):
     entry = put(store)
     found = store.find(KEY)
     assert found == entry
-    assert found.wheel == store.root / KEY / NAME
-    assert found.wheel.read_bytes() == b"a wheel"
-    assert (found.folder / LOG_NAME).read_text() == "g++ …\n"
+    assert found == store.root / KEY / NAME
+    assert found.read_bytes() == b"a wheel"
+    assert found.with_name(LOG_NAME).read_text() == "g++ …\n"
     assert nothing_else(store) == [KEY]
 
 
 def test_publishing_again_replaces_cache_entry(store):
     put(store)
     entry = put(store, content=b"another wheel")
-    assert entry.wheel.read_bytes() == b"another wheel"
+    assert entry.read_bytes() == b"another wheel"
     assert store.find(KEY) == entry
     assert nothing_else(store) == [KEY]
 
@@ -88,37 +88,37 @@ def test_leftovers_of_killed_build_are_removed(store):
 
 
 def damage_wheel(entry):
-    entry.wheel.write_bytes(b"a whee1")
+    entry.write_bytes(b"a whee1")
 
 
 def cut_wheel(entry):
-    os.truncate(entry.wheel, 3)
+    os.truncate(entry, 3)
 
 
 def remove_wheel(entry):
-    entry.wheel.unlink()
+    entry.unlink()
 
 
 def remove_record(entry):
-    (entry.folder / "WHEEL.json").unlink()
+    entry.with_name("WHEEL.json").unlink()
 
 
 def cut_record(entry):
-    os.truncate((entry.folder / "WHEEL.json"), 20)
+    os.truncate(entry.with_name("WHEEL.json"), 20)
 
 
 def change_record(entry):
-    (entry.folder / "WHEEL.json").write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
+    entry.with_name("WHEEL.json").write_text('{"version": 1, "wheel": 3, "sha256": "x"}')
 
 
 def nest_record(entry):
-    (entry.folder / "WHEEL.json").write_text("[" * 100_000)
+    entry.with_name("WHEEL.json").write_text("[" * 100_000)
 
 
 def unreadable_wheel(entry):
     """As a disk that fails: the file is there, and reading it is an error."""
-    entry.wheel.unlink()
-    entry.wheel.symlink_to("/proc/self/mem")
+    entry.unlink()
+    entry.symlink_to("/proc/self/mem")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_cache_record_cannot_name_outside_file(store, tmp_path):
     (tmp_path / "other.whl").write_bytes(b"x")
     entry = put(store)
     record = {"version": 1, "wheel": "../../other.whl", "sha256": sha256_of(tmp_path / "other.whl")}
-    (entry.folder / "WHEEL.json").write_text(json.dumps(record))
+    entry.with_name("WHEEL.json").write_text(json.dumps(record))
     assert store.find(KEY) is None
 
 
@@ -232,7 +232,7 @@ def test_copy_keeps_record_of_other_wheel(store, tmp_path):
     assert NAME in (tmp_path / "out" / RECORD_NAME).read_text()
     (tmp_path / "out" / NAME).unlink()
     copy_out(other, tmp_path / "out")
-    assert other.wheel.name in (tmp_path / "out" / RECORD_NAME).read_text()
+    assert other.name in (tmp_path / "out" / RECORD_NAME).read_text()
 
 
 def test_copy_to_unwritable_folder(store, tmp_path):
