@@ -58,7 +58,9 @@ def parse_gres(text: str) -> tuple[GpuGres, ...]:
         if not match:
             raise UsageError(f"{piece.strip()!r} is not a GRES", fix=_FORMS)
         if match["name"].lower() != "gpu":
-            _check_amount(match, piece.strip())
+            # A line like "Gres=gpu:a100:4" is not a list, and must not pass for one without GPUs.
+            if match["total"] and not _AMOUNT.fullmatch(match["total"]):
+                raise UsageError(f"{piece.strip()!r} is not a GRES", fix=_FORMS)
             continue
         gpus = _gpus(match, piece.strip())
         if match["total"] and gpus.type is None:
@@ -89,12 +91,6 @@ def _is_gpu(name: str) -> bool:
     return bool(meanings(name) or lookup(name))
 
 
-def _check_amount(match: re.Match[str], piece: str) -> None:
-    """A line like "Gres=gpu:a100:4" is not a list, and must not pass for one without GPUs."""
-    if match["total"] and not _AMOUNT.fullmatch(match["total"]):
-        raise UsageError(f"{piece!r} is not a GRES", fix=_FORMS)
-
-
 def _gpus(match: re.Match[str], piece: str) -> GpuGres:
     parts = [part for part in match["parts"].split(":") if part and part.lower() != "no_consume"]
     total = match["total"]
@@ -102,15 +98,12 @@ def _gpus(match: re.Match[str], piece: str) -> GpuGres:
         total = parts.pop()
     if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
         raise UsageError(f"{piece!r} is not a GRES for GPUs", fix=_FORMS)
-    kind = parts[0] if parts else None
-    return GpuGres(type=kind, count=_count(total), capability=_capability(kind) if kind else None)
-
-
-def _capability(kind: str) -> tuple[int, int] | None:
+    if not parts:
+        return GpuGres(type=None, count=_count(total), capability=None)
     from dsrun.hardware.gpu_facts import lookup  # as above
 
-    model = lookup(kind)
-    return model.capability if model else None
+    model = lookup(parts[0])
+    return GpuGres(type=parts[0], count=_count(total), capability=model.capability if model else None)
 
 
 def _count(text: str | None) -> int:

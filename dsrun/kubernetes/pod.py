@@ -119,9 +119,4 @@ def _toleration(entry: str) -> KubernetesObject:
     found = toleration(entry)
     assert found is not None  # checked by make_spec
     operator = "Exists" if found.value is None else "Equal"
-    return {
-        "key": found.key,
-        "operator": operator,
-        **({} if found.value is None else {"value": found.value}),
-        **_present({"effect": found.effect}),
-    }
+    return _present({"key": found.key, "operator": operator, "value": found.value, "effect": found.effect})

@@ -40,7 +40,10 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
     """
     root = build_root()
     for lock in root.glob(f"{PREFIX}{key}-*.lock"):
-        _remove_left_over(lock)
+        # That of a build that runs, or of another user, stays.
+        with suppress(OSError, Timeout), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
     path = root / f"{PREFIX}{key}-{uuid.uuid4().hex[:8]}"
     with FileLock(path.with_suffix(".lock"), mode=0o600):
         path.mkdir(mode=0o700)
@@ -50,13 +53,6 @@ def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
             if not keep:
                 shutil.rmtree(path, ignore_errors=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-
-
-def _remove_left_over(lock: Path) -> None:
-    """Remove the folder of a build that was killed; that of a build that runs, or of another user, stays."""
-    with suppress(OSError, Timeout), FileLock(lock, timeout=0):
-        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-        lock.unlink(missing_ok=True)
 
 
 def cached_build(

@@ -182,7 +182,10 @@ def _capability(entry: str, word: str) -> tuple[ComputeCapability, ...] | None:
     if match:
         wanted = int(match[1]), int(match[2])
         if wanted not in known_capabilities():
-            raise _no_such_capability(entry, wanted[0])
+            known = known_capabilities()
+            alike = [each for each in known if each[0] == wanted[0]] or known
+            names = ", ".join(f"{each[0]}.{each[1]}" for each in alike)
+            raise UsageError(f"no GPU has the compute capability {entry}", fix=f"known: {names}")
         return (wanted,)
     variant = _VARIANT.fullmatch(word)
     if variant:
@@ -191,13 +194,6 @@ def _capability(entry: str, word: str) -> tuple[ComputeCapability, ...] | None:
             f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take", fix=f"write {plain}"
         )
     return None
-
-
-def _no_such_capability(entry: str, major: int) -> UsageError:
-    known = known_capabilities()
-    alike = [each for each in known if each[0] == major] or known
-    names = ", ".join(f"{each[0]}.{each[1]}" for each in alike)
-    return UsageError(f"no GPU has the compute capability {entry}", fix=f"known: {names}")
 
 
 def _gpu(entry: str, name: str) -> tuple[ComputeCapability, ...]:

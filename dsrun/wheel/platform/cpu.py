@@ -16,23 +16,11 @@ CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
 PORTABLE = "x86-64-v3"
 _TIMEOUT_S = 60.0
-# The x86-64 psABI's micro-architecture levels by the names that Linux prints in /proc/cpuinfo (lzcnt is "abm", sse3
-# is "pni"; without XSAVE it prints none of AVX).
-X86_LEVELS = (
-    ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
-    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])),
-    ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
+_TABLES = toml_beside(__file__)
+X86_LEVELS, _ARM_LEVELS = (
+    tuple((name, frozenset(flags)) for name, flags in _TABLES[kind].items()) for kind in ("x86", "arm")
 )
-# Arm has no such levels; these are the steps that change what the compiler may use in DeepSpeed's loops.
-_ARM_LEVELS = (
-    ("armv8.2-a", frozenset(["asimd", "atomics", "asimdrdm", "asimdhp", "fphp", "crc32", "dcpop"])),
-    ("armv8.2-a+sve", frozenset({"sve"})),
-)
-_LADDERS = (("x86-64", *(name for name, _ in X86_LEVELS)), ("armv8-a", *(name for name, _ in _ARM_LEVELS)))
-# csrc/includes/simd.h chooses its code by these; OpBuilder.simd_width() by the processor of the build machine.
-SIMD_DEFINES = ("__AVX512__", "__AVX256__", "__SVE__", "__NEON__", "__SCALAR__")
-_AVX512 = ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
-_AVX2 = ("__AVX2__", "__FMA__", "__F16C__")
+_LADDERS = (("x86-64", *_TABLES["x86"]), ("armv8-a", *_TABLES["arm"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,21 +112,12 @@ def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
         flag = f"{option}={name}"
         macros = predefined(cxx.path, [flag])
         if macros:
-            return CpuLevel(name=name, flag=flag, define=_define(macros))
+            define = next(define for define, wanted in _TABLES["defines"].items() if macros.keys() >= set(wanted))
+            return CpuLevel(name=name, flag=flag, define=f"-D{define}")
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
         fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes"),
     )
-
-
-def _define(macros: Mapping[str, str]) -> str:
-    if all(name in macros for name in _AVX512):
-        return "-D__AVX512__"
-    if all(name in macros for name in _AVX2):
-        return "-D__AVX256__"
-    if "__ARM_FEATURE_SVE" in macros:
-        return "-D__SVE__"
-    return "-D__NEON__" if "__aarch64__" in macros else "-D__SCALAR__"
 
 
 def _known_names(cxx: CxxCompiler) -> list[str]:
@@ -193,7 +172,7 @@ def _script(
     """The wrapper's text, for a POSIX shell."""
     rules = []
     if level.flag:
-        defines = "|".join(f"-D{name}|-D{name}=*" for name in SIMD_DEFINES)
+        defines = "|".join(f"-D{name}|-D{name}=*" for name in _TABLES["defines"])
         rules.append(f"-march=*|-mcpu=*) argument={shlex.quote(level.flag)} ;;")
         rules.append("-mtune=native) continue ;;")
         rules.append(f"{defines}) argument={shlex.quote(level.define)} ;;")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.datafiles import data_folder, read_toml
+from dsrun.datafiles import data_folder, read_toml, toml_beside
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
@@ -19,7 +19,7 @@ from dsrun.system.process.proc import capture
 
 _TIMEOUT_S = 60.0
 _CACHES = ("ccache", "sccache")
-_PACKAGES = {"apt": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "conda": "conda-forge::gxx"}
+_PACKAGES = toml_beside(__file__, "packages.toml")
 _VERSIONED = re.compile(r"(g\+\+|clang\+\+)-\d+")
 
 
@@ -55,7 +55,9 @@ def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> CxxCompil
         if found:
             return found
     manager = package_manager(environ)
-    fix = install_command(manager, _PACKAGES[manager]) if manager else "install g++, or name one with --cxx"
+    fix = (
+        install_command(manager, _PACKAGES["compilers"][manager]) if manager else "install g++, or name one with --cxx"
+    )
     raise MissingError("there is no C++ compiler", fix=fix)
 
 
@@ -159,19 +161,6 @@ def _compiles(cxx: CxxCompiler, source: str, before: Sequence[str], after: Seque
             return False
 
 
-# Debian first: a machine with several usually has the others for building images.
-_MANAGERS = {"apt-get": "apt", "dnf": "dnf", "yum": "dnf", "zypper": "zypper", "pacman": "pacman"}
-_COMMANDS = {
-    "apt": "apt-get install",
-    "dnf": "dnf install",
-    "zypper": "zypper install",
-    "pacman": "pacman -S",
-    "conda": "conda install",
-    "pip": "pip install",
-}
-_NEEDS_ROOT = ("apt", "dnf", "zypper", "pacman")
-
-
 def package_manager(environ: Mapping[str, str]) -> str | None:
     """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
 
@@ -180,15 +169,15 @@ def package_manager(environ: Mapping[str, str]) -> str | None:
     path = environ.get("PATH")
     if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
         return "conda"
-    found = (kind for program, kind in _MANAGERS.items() if shutil.which(program, path=path))
+    found = (kind for program, kind in _PACKAGES["programs"].items() if shutil.which(program, path=path))
     return next(found, None)
 
 
 def install_command(manager: str, packages: str) -> str:
     """The command line that installs `packages` (separated by spaces) with `manager`."""
-    sudo = "sudo " if manager in _NEEDS_ROOT and os.geteuid() != 0 else ""
+    command = _PACKAGES["commands"][manager].removeprefix("" if os.geteuid() else "sudo ")
     names = [f"'{word}'" if any(sign in word for sign in "[]*=<>:") else word for word in packages.split()]
-    return f"{sudo}{_COMMANDS[manager]} {' '.join(names)}"
+    return f"{command} {' '.join(names)}"
 
 
 @dataclass(frozen=True, kw_only=True)

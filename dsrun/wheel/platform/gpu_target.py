@@ -61,20 +61,14 @@ def decide_target(
     if word == "cpu":
         return BuildTarget(kind="cpu", origin="the CPU operations, as asked for")
     if word == "slurm" or partition is not None:
-        return _of_cluster(gres(partition), torch_cuda, partition)
-    if word == "auto":
-        return _automatic(torch_cuda, gpus, gres)
-    return _checked(BuildTarget(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}"), torch_cuda)
-
-
-def _checked(target: BuildTarget, torch_cuda: str | None) -> BuildTarget:
-    if torch_cuda is None:
-        raise _cpu_torch(target.origin)
+        target = _of_cluster(gres(partition), torch_cuda, partition)
+    elif word == "auto":
+        target = _automatic(torch_cuda, gpus, gres)
+    else:
+        target = BuildTarget(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}")
+    if target.kind == "cuda" and torch_cuda is None:
+        raise UsageError(f"torch is a CPU build and cannot build CUDA code for {target.origin}", fix=_CUDA_TORCH)
     return target
-
-
-def _cpu_torch(wanted: str) -> UsageError:
-    return UsageError(f"torch is a CPU build and cannot build CUDA code for {wanted}", fix=_CUDA_TORCH)
 
 
 def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery) -> BuildTarget:
@@ -82,7 +76,7 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQu
         counts = Counter(gpu.name for gpu in gpus)
         names = ", ".join(f"{count} × {name}" for name, count in counts.items())
         archs = union(CudaArch(*gpu.capability) for gpu in gpus)
-        return _checked(BuildTarget(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
+        return BuildTarget(kind="cuda", archs=archs, origin=f"the GPUs here: {names}")
     try:
         found = gres(None)
         silence = ""
@@ -108,10 +102,8 @@ def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partiti
             return _no_gpu(f" in {where}")
         raise UsageError(f"SLURM knows of no GPU in {where}", fix=CHOICES)
     known = f"the GPUs of {where}: {', '.join(str(gpus) for gpus in found)}"
-    if torch_cuda is None:
-        raise _cpu_torch(known)
     unclear = [str(gpus) for gpus in found if gpus.capability is None]
-    if unclear:
+    if unclear and torch_cuda is not None:
         raise UsageError(
             f"SLURM's names do not tell which GPUs {where} has: {', '.join(unclear)}",
             fix=f'name all its GPUs: --arch a100,h100 or "8.0;9.0", or teach dsrun the words in {site_files()[0]}',
