@@ -46,18 +46,9 @@ def _download(place: str, build: WheelBuild, into: Path, notify: Callable[[str],
     if build.context.python != Path(sys.executable):
         pip += ["--python", str(build.context.python)]
     wanted = f"deepspeed==={request.deepspeed}+{request.local_version}"
-    argv = [
-        *pip,
-        "download",
-        "--no-deps",
-        # Of an sdist pip would run setup.py, only to learn its name.
-        "--only-binary",
-        ":all:",
-        "-d",
-        str(into),
-        *_where(place, request.key),
-        wanted,
-    ]
+    # Of an sdist pip would run setup.py, only to learn its name.
+    options = ["--no-deps", "--only-binary", ":all:", "-d", str(into), *_where(place, request.key)]
+    argv = [*pip, "download", *options, wanted]
     try:
         answer = capture(argv, seconds=_FETCH_S, cwd=into)
     except DsrunError as error:

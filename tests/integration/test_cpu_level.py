@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.platform.cpu import compiler_environment
+from dsrun.wheel.compile.wrappers import compiler_environment
 from dsrun.wheel.platform.cxx import find_cxx, has_function
 from dsrun.wheel.platform.ops import choose_ops, links
 

@@ -25,8 +25,7 @@ from dsrun.wheel.compile.context import BuildContext
 from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker, OnEvent, follow
 from dsrun.wheel.compile.precompiled import launcher
-from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
-from dsrun.wheel.platform.cpu import compiler_environment
+from dsrun.wheel.compile.wrappers import compiler_environment, prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.platform.nvcc import prepare_home
 from dsrun.wheel.platform.ops import DeepspeedOp, links

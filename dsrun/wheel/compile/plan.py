@@ -39,21 +39,6 @@ def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
     return max(1, min(cores, memory_bytes // each))
 
 
-# Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (enable_bf16 in CUDAOpBuilder's
-# compute_capability_args(), and the uses of the macro under csrc/ and deepspeed/inference/v2/).
-_USE_BF16 = frozenset(
-    [
-        "quantizer",
-        "fp_quantizer",
-        "transformer_inference",
-        "inference_core_ops",
-        "ragged_ops",
-        "ragged_device_ops",
-        "cutlass_ops",
-    ]
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
     """The wheel to build, and what the user should know before it starts."""
@@ -150,7 +135,7 @@ def _remarks(
     for op in ops if archs else ():
         if op.lowest and expected_code(env_value(archs), op.lowest) != expected_code(env_value(archs), None):
             yield finding_of("arch_left_out", op=op.name, lowest=op.lowest)
-    affected = [op.name for op in ops if op.name in _USE_BF16]
+    affected = [op.name for op in ops if op.bf16]
     old, new = tuple(a for a in archs if a.major < 8), tuple(a for a in archs if a.major >= 8)
     if affected and old and new:
         yield finding_of("bf16_switched_off", ops=", ".join(affected), old=env_value(old), new=env_value(new))

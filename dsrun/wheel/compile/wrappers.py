@@ -1,18 +1,24 @@
-"""Keeps the paths of a build out of what its compilers write: the same source gives the same bytes in any folder."""
+"""The scripts in front of a build's compilers: they set the processor, and keep the build's paths out of its output.
+
+The same source gives the same bytes in any folder.
+"""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.proc import capture
-from dsrun.wheel.platform.cpu import wrapper
+from dsrun.wheel.platform.cpu import TABLES, CpuLevel, resolve_level
+from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler
 from dsrun.wheel.platform.nvcc import Nvcc
 
 _TIMEOUT_S = 60.0
 _SOURCE_FLAG = "--orig_src_path_name"
 # ccache hands on paths below CCACHE_BASEDIR relative to where the compiler runs, at most this deep in a source tree.
 _DEPTH = 4
+CpuLinks = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 
 
 def prefix_maps(folder: Path, trees: Sequence[Path], site_packages: Path) -> list[str]:
@@ -36,12 +42,9 @@ def write_nvcc_wrapper(
     """
     command = shlex.join([*([str(cache)] if cache and cache.name == "ccache" else []), str(real)])
     flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if _names_sources(nvcc) else ""
-    script.parent.mkdir(parents=True, exist_ok=True)
     dropped = "" if debug else "        -lineinfo|--generate-line-info) continue ;;\n"
-    script.write_text(
-        wrapper("nvcc").format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8"
-    )
-    script.chmod(0o755)
+    template: str = toml_beside(__file__)["nvcc"]
+    _write(script, template.format(trees=trees, command=command, flags=flags, dropped=dropped))
     return script
 
 
@@ -52,3 +55,64 @@ def _names_sources(nvcc: Nvcc) -> bool:
         return _SOURCE_FLAG in capture(argv, seconds=_TIMEOUT_S).stderr
     except (MissingError, ToolError, OSError):
         return False
+
+
+def compiler_environment(
+    folder: Path,
+    cxx: CxxCompiler,
+    level: str,
+    *,
+    debug: bool = True,
+    launcher: Sequence[str] = (),
+    links: CpuLinks | None = None,
+    append: Sequence[str] = (),
+) -> dict[str, str]:
+    """CXX and CC for the build: scripts written into `folder`, in front of `cxx` and its C compiler.
+
+    Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
+    compiler. Each script rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's
+    flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
+    begins with the key, adds `append` to every call, and runs `launcher` (ccache) in front of the real compiler, which
+    so sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
+    """
+    known = resolve_level(cxx, level)
+    compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
+    for real in set(compilers.values()):
+        text = _script(real, known, debug=debug, launcher=launcher, links=links or {}, append=append)
+        _write(folder / real.name, text)
+    return {variable: str(folder / real.name) for variable, real in compilers.items()}
+
+
+def _write(script: Path, text: str) -> None:
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+
+
+def _script(
+    real: Path, level: CpuLevel, *, debug: bool, launcher: Sequence[str], links: CpuLinks, append: Sequence[str]
+) -> str:
+    """The wrapper's text, for a POSIX shell."""
+    rules = []
+    if level.flag:
+        defines = "|".join(f"-D{name}|-D{name}=*" for name in TABLES["defines"])
+        rules.append(f"-march=*|-mcpu=*) argument={shlex.quote(level.flag)} ;;")
+        rules.append("-mtune=native) continue ;;")
+        rules.append(f"{defines}) argument={shlex.quote(level.define)} ;;")
+    if not debug:
+        rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
+    cases = "".join(f"        {rule}\n" for rule in rules)
+    command = shlex.join([*launcher, str(real)])
+    template: str = toml_beside(__file__)["cxx"]
+    return template.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
+
+
+def _link_rules(links: CpuLinks) -> str:
+    return "".join(
+        f'        {name}*.so) set --{_spaced(before)} "$@"{_spaced(after)} ;;\n'
+        for name, (before, after) in links.items()
+    )
+
+
+def _spaced(arguments: Sequence[str]) -> str:
+    return f" {shlex.join(arguments)}" if arguments else ""

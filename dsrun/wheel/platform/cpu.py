@@ -2,25 +2,24 @@
 
 import hashlib
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import ToolError, UsageError, did_you_mean
 from dsrun.system.process.proc import capture
-from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler, predefined
+from dsrun.wheel.platform.cxx import CxxCompiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
 PORTABLE = "x86-64-v3"
 _TIMEOUT_S = 60.0
-_TABLES = toml_beside(__file__)
+TABLES = toml_beside(__file__)
 X86_LEVELS, _ARM_LEVELS = (
-    tuple((name, frozenset(flags)) for name, flags in _TABLES[kind].items()) for kind in ("x86", "arm")
+    tuple((name, frozenset(flags)) for name, flags in TABLES[kind].items()) for kind in ("x86", "arm")
 )
-_LADDERS = (("x86-64", *_TABLES["x86"]), ("armv8-a", *_TABLES["arm"]))
+_LADDERS = (("x86-64", *TABLES["x86"]), ("armv8-a", *TABLES["arm"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
         flag = f"{option}={name}"
         macros = predefined(cxx.path, [flag])
         if macros:
-            define = next(define for define, wanted in _TABLES["defines"].items() if macros.keys() >= set(wanted))
+            define = next(define for define, wanted in TABLES["defines"].items() if macros.keys() >= set(wanted))
             return CpuLevel(name=name, flag=flag, define=f"-D{define}")
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
@@ -127,68 +126,3 @@ def _known_names(cxx: CxxCompiler) -> list[str]:
     except ToolError:
         return []
     return re.findall(r"[\w.+-]{4,}", stderr.partition(" are:")[2].partition("\n")[0])
-
-
-CpuLinks = Mapping[str, tuple[Sequence[str], Sequence[str]]]
-
-
-def compiler_environment(
-    folder: Path,
-    cxx: CxxCompiler,
-    level: str,
-    *,
-    debug: bool = True,
-    launcher: Sequence[str] = (),
-    links: CpuLinks | None = None,
-    append: Sequence[str] = (),
-) -> dict[str, str]:
-    """CXX and CC for the build: scripts written into `folder`, in front of `cxx` and its C compiler.
-
-    Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
-    compiler. Each script rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's
-    flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
-    begins with the key, adds `append` to every call, and runs `launcher` (ccache) in front of the real compiler, which
-    so sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
-    """
-    known = resolve_level(cxx, level)
-    folder.mkdir(parents=True, exist_ok=True)
-    compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
-    for real in set(compilers.values()):
-        script = folder / real.name
-        text = _script(real, known, debug=debug, launcher=launcher, links=links or {}, append=append)
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o755)
-    return {variable: str(folder / real.name) for variable, real in compilers.items()}
-
-
-def wrapper(name: str) -> str:
-    """A script of wrappers.toml, to be filled in."""
-    return str(toml_beside(__file__, "wrappers.toml")[name])
-
-
-def _script(
-    real: Path, level: CpuLevel, *, debug: bool, launcher: Sequence[str], links: CpuLinks, append: Sequence[str]
-) -> str:
-    """The wrapper's text, for a POSIX shell."""
-    rules = []
-    if level.flag:
-        defines = "|".join(f"-D{name}|-D{name}=*" for name in _TABLES["defines"])
-        rules.append(f"-march=*|-mcpu=*) argument={shlex.quote(level.flag)} ;;")
-        rules.append("-mtune=native) continue ;;")
-        rules.append(f"{defines}) argument={shlex.quote(level.define)} ;;")
-    if not debug:
-        rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
-    cases = "".join(f"        {rule}\n" for rule in rules)
-    command = shlex.join([*launcher, str(real)])
-    return wrapper("cxx").format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
-
-
-def _link_rules(links: CpuLinks) -> str:
-    return "".join(
-        f'        {name}*.so) set --{_spaced(before)} "$@"{_spaced(after)} ;;\n'
-        for name, (before, after) in links.items()
-    )
-
-
-def _spaced(arguments: Sequence[str]) -> str:
-    return f" {shlex.join(arguments)}" if arguments else ""

@@ -27,9 +27,9 @@ class DeepspeedOp:
     `code` is "host" (plain C++), "cuda-host" (C++ with CUDA's headers and libraries) or "cuda" (kernels).
     `library` is the path of its .so inside the wheel up to Python's own suffix. `lowest` is the compute
     capability below which its builder drops architectures, for itself and (through TORCH_CUDA_ARCH_LIST) for
-    every operation after it. `link_before` and `link_after` are flags that its link alone needs. `since` and
-    `until` are the first and last DeepSpeed versions with this row, None for no bound. `broken` says why it does
-    not compile.
+    every operation after it. `bf16`: its code for bf16 is left out where an architecture is below 8.0. `link_before`
+    and `link_after` are flags that its link alone needs. `since` and `until` are the first and last DeepSpeed versions
+    with this row, None for no bound. `broken` says why it does not compile.
     """
 
     name: str
@@ -41,6 +41,7 @@ class DeepspeedOp:
     default: bool = False
     broken: str | None = None
     lowest: str | None = None
+    bf16: bool = False
     aliases: tuple[str, ...] = ()
     link_before: tuple[str, ...] = ()
     link_after: tuple[str, ...] = ()

@@ -14,10 +14,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.wheel.compile.context import cluster_level, node_level
+from dsrun.wheel.compile.wrappers import compiler_environment
 from dsrun.wheel.platform import cpu
 from dsrun.wheel.platform.cpu import (
     common_level,
-    compiler_environment,
     default_level,
     host_level,
     identity,
