@@ -1,9 +1,11 @@
 """A plan as JSON, and as the two commands that follow it: the DeepSpeed configuration, the training run."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
 from dsrun.zero.memory import optimizers
@@ -12,10 +14,10 @@ from dsrun.zero.memory.model.count import CountedModel
 from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.states import FP32
-from dsrun.zero.memory.strategy import PlanCandidate, ZeroStrategy
+from dsrun.zero.memory.strategy import PlanCandidate
 
 CONFIG_FILE = "ds.json"
-PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
+_TABLES = toml_beside(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,62 +40,25 @@ class CommandOptions:
 
 def config_argv(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
     """`dsrun config …`, whose output is CONFIG_FILE."""
-    strategy = row.strategy
-    argv = ["dsrun", "config", "--zero", str(strategy.stage)]
-    if strategy.offload != "none":
-        argv += ["--offload", strategy.offload]
-        if strategy.offload == "nvme":
-            argv += ["--nvme-path", options.nvme_path]
-            size = nvme_buffer(request.model.largest, request.cluster.world)
-            if size > NVME_PARAM_BUFFER:
-                argv += ["--set", f"{PARAM_BUFFER}={size}"]
-    if strategy.bf16_master:
-        argv.append("--bf16-master-weights")
-    return [*argv, "--precision", request.precision, "--preset", request.preset,
-            "--model", options.config or options.model]  # fmt: skip
+    size = nvme_buffer(request.model.largest, request.cluster.world)
+    more = {"nvme_buffer": size, "usual_buffer": NVME_PARAM_BUFFER, "config_model": options.config or options.model}
+    return _words("config", strategy=row.strategy, request=request, options=options, **more)
 
 
 def train_argv(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
     """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
-    strategy = row.strategy
-    batch = request.global_batch or row.micro_batch * request.groups
-    shared = request.sequence_parallel > 1
-    argv = ["dsrun", "train"]
-    argv += _stage_argv(strategy, options, shared=shared)
-    argv += ["--model", options.model, *(["--hub", options.hub] if options.hub else []), *options.data]
-    argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
-    if request.model.seq2seq:
-        argv += ["--max-source-length", str(request.source_length), "--max-target-length", str(request.length)]
-    elif shared:
-        argv += ["--long-context", str(request.length), "--sequence-parallel", str(request.sequence_parallel)]
-    else:
-        argv += ["--max-length", str(request.length)]
-    if request.lora:
-        argv += ["--lora", str(request.lora)]
-    if options.from_scratch:
-        argv.append("--from-scratch")
-    if request.optimizer != optimizers.DEFAULT:
-        argv += ["--optim", request.optimizer]
-    if request.weights != FP32:
-        argv += ["--weights-dtype", "bfloat16"]
-    if request.chunked_loss:
-        argv += ["--use-liger-kernel", "true"]
-    if request.attention != "sdpa":
-        argv += ["--attn-implementation", {"eager": "eager", "flash": "flash_attention_2"}[request.attention]]
-    if strategy.checkpointing:
-        argv.append("--gradient-checkpointing")
-    argv += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": ["--bf16", "false"]}[request.precision]
-    if request.cluster.nodes == 1 and request.cluster.per_node > 1:
-        argv += ["--nproc", str(request.cluster.per_node)]
-    return argv
+    names = {
+        "request": request, "row": row, "options": options, "strategy": row.strategy, "model": request.model,
+        "cluster": request.cluster, "shared": request.sequence_parallel > 1,
+        "batch": request.global_batch or row.micro_batch * request.groups,
+        "config_file": options.deepspeed or CONFIG_FILE, "usual_optimizer": optimizers.DEFAULT, "fp32": FP32,
+    }  # fmt: skip
+    return ["dsrun", "train", *_words("stage", **names), *options.data, *_words("train", **names)]
 
 
-def _stage_argv(strategy: ZeroStrategy, options: CommandOptions, *, shared: bool) -> list[str]:
-    """--long-context takes no JSON, whose batch size may count every rank."""
-    if not shared:
-        return ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", options.deepspeed or CONFIG_FILE]
-    place = [] if strategy.offload == "none" else ["--offload", strategy.offload]
-    return ["--zero", str(strategy.stage), *place, *(["--nvme-path", options.nvme_path] if "nvme" in place else [])]
+def _words(table: str, **names: Any) -> list[str]:
+    rows = (row["words"] for row in _TABLES[table] if evaluate(row.get("when", "True"), names))
+    return [word.format_map(names) for words in rows for word in words]
 
 
 def _start(request: PlanRequest) -> list[str]:
@@ -122,67 +87,36 @@ VERSION = 1
 def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> dict[str, Any]:
     """The plan as plain JSON values; memory in bytes."""
     request, model = plan.request, plan.request.model
-    cluster = request.cluster
+    names = {
+        "request": request, "model": model, "cluster": request.cluster, "options": options, "counted": counted,
+        "trainable": training(model, request.lora).trainable, "gib": GIB, "int": int,
+    }  # fmt: skip
     return {
         "version": VERSION,
-        "model": {
-            "name": options.model, "type": model.family, "parameters": model.parameters,
-            "trainable": training(model, request.lora).trainable, "counted_by": counted.how,
-        },
-        "cluster": {
-            "gpu": cluster.name, "gpu_memory": int(cluster.memory * GIB), "gpus_per_node": cluster.per_node,
-            "nodes": cluster.nodes, "host_memory": int(request.host * GIB),
-            "host_memory_is_assumed": request.host_memory is None,
-        },
-        "asked": {
-            "preset": request.preset, "budget": int(request.budget), "precision": request.precision,
-            "length": request.length, "source_length": request.source_length if model.seq2seq else None,
-            "global_batch_size": request.global_batch, "lora": request.lora, "zero": request.stage,
-            "offload": request.offload, "micro_batch_size": request.micro_batch, "optim": request.optimizer,
-            "weight_bytes": request.weights, "chunked_loss": request.chunked_loss, "attention": request.attention,
-            "packed": request.packed, "correction": request.factor,
-        },
+        **_values(_TABLES["json"], names),
         "strategies": [row_as_json(row) for row in plan.rows],
         "choice": None if plan.choice is None else plan.rows.index(plan.choice),
         "why": plan.why,
         "commands": [] if plan.choice is None else lines(request, plan.choice, options),
         "would_fit": list(plan.remedies),
         "findings": [finding.as_dict() for finding in counted.findings],
-    }  # fmt: skip
+    }
 
 
 def row_as_json(row: PlanCandidate) -> dict[str, Any]:
-    """One strategy; `gpu` adds up to `gpu_total` but for what does not meet at the peak."""
-    gpu, states = row.gpu, row.gpu.states
+    """One strategy."""
     what, size = obstacle(row)
+    names = {
+        "row": row, "strategy": row.strategy, "gpu": row.gpu, "states": row.gpu.states, "round": round,
+        "fits": row.verdict != "does not fit", "obstacle": what.format(size_text(size)),
+    }  # fmt: skip
+    return _values(_TABLES["strategy"], names)
+
+
+def _values(table: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a table, or of tables within it, with the values of their expressions."""
     return {
-        "stage": row.strategy.stage,
-        "offload": row.strategy.offload,
-        "checkpointing": row.strategy.checkpointing,
-        "bf16_master_weights": row.strategy.bf16_master,
-        "verdict": row.verdict,
-        "micro_batch": row.micro_batch,
-        "accumulation": row.accumulation,
-        "gpu_total": gpu.total,
-        "gpu": {
-            "states": states.gpu._asdict(),
-            "optimizer_step": states.step,
-            "activations": gpu.activations.kept,
-            "one_layer": gpu.activations.working,
-            "logits_and_loss": gpu.activations.logits,
-            "buckets": gpu.buffers.buckets,
-            "gathered": gpu.buffers.gathered,
-            "autocast": gpu.buffers.autocast,
-            "context": gpu.buffers.context,
-            "fragmentation": gpu.reserve,
-        },
-        "host_per_node": row.host,
-        "host_while_loading": row.host_loading,
-        "host_states_per_rank": states.host._asdict(),
-        "nvme_per_node": row.nvme,
-        "checkpoint": row.checkpoint,
-        "relative_speed": None if row.verdict == "does not fit" else round(row.relative, 3),
-        "reason": row.reason if row.verdict != "does not fit" else what.format(size_text(size)),
+        key: _values(each, names) if isinstance(each, dict) else evaluate(each, names) for key, each in table.items()
     }
 
 
