@@ -12,7 +12,16 @@ from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
 from dsrun.zero.memory.remedies import remedies
-from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, best_of, bf16_strategies, compared, evaluate, strategies
+from dsrun.zero.memory.strategy import (
+    NEARLY,
+    PlanCandidate,
+    ZeroStrategy,
+    best_of,
+    bf16_strategies,
+    compared,
+    evaluate,
+    strategies,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +39,10 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenPlan:
+class ChosenPlan(ZeroStrategy):
     """What `dsrun train --zero auto` needs to know."""
 
-    stage: int
-    offload: str
     micro_batch: int
-    checkpointing: bool
-    bf16_master: bool = False
 
 
 def plan(request: PlanRequest) -> MemoryPlan:
@@ -66,14 +71,7 @@ def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | 
         fixed = " and ".join(size + ([] if offload is None else [f"--offload {offload}"]))
         what = f"nothing fits {described(request)}" + (f" with {fixed}" if fixed else "")
         raise UsageError(what, fix=_way_out(made, micro_batch, offload))
-    strategy = best.strategy
-    return ChosenPlan(
-        stage=strategy.stage,
-        offload=strategy.offload,
-        micro_batch=best.micro_batch,
-        checkpointing=strategy.checkpointing,
-        bf16_master=strategy.bf16_master,
-    )
+    return ChosenPlan(**vars(best.strategy), micro_batch=best.micro_batch)
 
 
 def _able(rows: list[PlanCandidate]) -> list[PlanCandidate]:

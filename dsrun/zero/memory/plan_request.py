@@ -8,6 +8,7 @@ from functools import cached_property
 from math import ceil, inf
 from typing import Literal, Self
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names
 from dsrun.hardware.site import instance
@@ -123,10 +124,7 @@ def is_place(stage: int, place: StateOffload, wanted: str) -> bool:
     return wanted == place or (stage < 3 and (wanted, place) == ("optimizer", "cpu"))
 
 
-LONGEST = 100_000_000
-"""Tokens; nothing trains on longer samples."""
-LARGEST_BATCH = 100_000_000
-LARGEST_RANK = 65_536
+_CHECKED = toml_beside(__file__)
 USUAL_LENGTH = 1024
 
 SHARES = {"conservative": 0.50, "balanced": 0.65, "aggressive": 0.90}
@@ -181,40 +179,15 @@ class PlanRequest:
     """Measured over predicted GPU memory, from `dsrun plan --calibrate`."""
 
     def __post_init__(self) -> None:
-        for flag, value, most in (
-            ("--max-length", self.length, LONGEST),
-            ("--max-source-length", self.source_length, LONGEST),
-            ("--global-batch-size", self.global_batch, LARGEST_BATCH),
-            ("--lora", self.lora, LARGEST_RANK),
-            ("--micro-batch-size", self.micro_batch, LARGEST_BATCH),
-        ):
+        for flag, (name, most) in _CHECKED["most"].items():
+            value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise UsageError(f"{flag} {value} is not a valid value", fix=f"give a number from 1 to {most:,}")
-        if self.preset not in SHARES:
-            raise UsageError(f"there is no preset {self.preset!r}", fix=f"choose {', '.join(SHARES)}")
-        if self.host_memory is not None and not 0 < self.host_memory < inf:
-            raise UsageError(f"--host-memory {self.host_memory:g} is not a valid size", fix="give GiB per node")
         optimizers.state_bytes(self.optimizer, stage=1)  # refuses unknown ones
-        if self.sequence_parallel < 1 or self.cluster.world % self.sequence_parallel:
-            raise UsageError(
-                f"--sequence-parallel {self.sequence_parallel} does not divide the {self.cluster.world} GPUs",
-                fix="use a divisor of their number",
-            )
-        at_once = self.groups * (self.micro_batch or 1)
-        if self.global_batch is not None and self.global_batch % at_once:
-            below = self.global_batch // at_once * at_once
-            either = f"{below} or {below + at_once}" if below else str(at_once)
-            times = f" with micro batch {self.micro_batch}" if self.micro_batch else ""
-            units = "GPUs" if self.sequence_parallel == 1 else "groups of GPUs"
-            raise UsageError(
-                f"global batch {self.global_batch} does not divide by {self.groups} {units}{times}",
-                fix=f"use --global-batch-size {either}",
-            )
-        if not any(True for _ in self.places):
-            offload = "" if self.offload is None else f" --offload {self.offload}"
-            raise UsageError(
-                f"DeepSpeed has no --zero {self.stage}{offload}", fix="--offload needs --zero 1 to 3, and nvme --zero 3"
-            )
+        names = SubjectNames(self, _CHECKED["terms"], shares=SHARES, inf=inf)
+        for each in _CHECKED["checks"]:
+            if evaluate(each["when"], names):
+                raise UsageError(each["message"].format_map(names), fix=each["fix"].format_map(names))
 
     @property
     def groups(self) -> int:
