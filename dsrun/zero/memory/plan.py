@@ -12,16 +12,7 @@ from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
 from dsrun.zero.memory.remedies import remedies
-from dsrun.zero.memory.strategy import (
-    NEARLY,
-    PlanCandidate,
-    ZeroStrategy,
-    best_of,
-    bf16_strategies,
-    compared,
-    evaluate,
-    strategies,
-)
+from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, ZeroStrategy, best_of, candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +37,8 @@ class ChosenPlan(ZeroStrategy):
 
 
 def plan(request: PlanRequest) -> MemoryPlan:
-    """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight; where none is
-    either, of those with bf16 master weights, which are less exact and come last."""
-    candidates = [evaluate(request, each) for each in strategies(request)]
-    if all(row.verdict == "does not fit" for row in candidates):
-        candidates += [evaluate(request, each) for each in bf16_strategies(request)]
-    rows = compared(candidates)
+    """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight."""
+    rows = candidates(request)
     choice = best_of(_able(list(rows)))
     why = _why(choice, rows, request) if choice else ""
     return MemoryPlan(

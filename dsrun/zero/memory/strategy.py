@@ -165,9 +165,8 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
     held, kept = _states(request.model, request.lora, sharding), activations(request.model, work)
     if request.beside:
         held = _with_other(held, request.beside.parameters, sharding)
-        kept = kept._replace(
-            logits=kept.logits + work.width * work.micro_batch * work.length * request.beside.vocabulary
-        )
+        other = work.width * work.micro_batch * work.length * request.beside.vocabulary
+        kept = kept._replace(logits=kept.logits + other)
     return GpuPeak(
         states=held,
         buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
@@ -221,22 +220,21 @@ def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
     peak = gpu(request, strategy, micro_batch or least)
     host, loading = _host(request, strategy, peak)
     host_short = bool(micro_batch) and max(host, loading) > request.host * GIB
-    if host_short:
-        micro_batch = 0
-    sharding = sharding_of(request, strategy)
-    trained = _training(request.model, request.lora)
+    micro_batch = 0 if host_short else micro_batch
+    sharding, trained = sharding_of(request, strategy), _training(request.model, request.lora)
     steps = _accumulation(request, micro_batch or least)
-    step = StepWork(
-        cluster=request.cluster,
-        sharding=sharding,
-        training=trained,
-        active=active_parameters(request.model),
-        tokens=(micro_batch or least) * request.tokens // request.sequence_parallel,
-        micro_batches=steps,
-        checkpointing=strategy.checkpointing,
-        overlap=request.sizes.overlap,
+    time = estimate(
+        StepWork(
+            cluster=request.cluster,
+            sharding=sharding,
+            training=trained,
+            active=active_parameters(request.model),
+            tokens=(micro_batch or least) * request.tokens // request.sequence_parallel,
+            micro_batches=steps,
+            checkpointing=strategy.checkpointing,
+            overlap=request.sizes.overlap,
+        )
     )
-    time = estimate(step)
     return PlanCandidate(
         strategy=strategy,
         verdict=verdict if micro_batch else "does not fit",
@@ -254,6 +252,14 @@ def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
     )
 
 
+def candidates(request: PlanRequest) -> tuple[PlanCandidate, ...]:
+    """Every strategy's row; where none fits, also of those with bf16 master weights, which are less exact and last."""
+    rows = [evaluate(request, each) for each in strategies(request)]
+    if all(row.verdict == "does not fit" for row in rows):
+        rows += [evaluate(request, each) for each in bf16_strategies(request)]
+    return compared(rows)
+
+
 def compared(rows: list[PlanCandidate]) -> tuple[PlanCandidate, ...]:
     """The rows with their speed over that of the fastest that fits, of all when none does."""
     possible = [row.samples_per_second for row in rows if row.verdict != "does not fit"]
@@ -263,10 +269,8 @@ def compared(rows: list[PlanCandidate]) -> tuple[PlanCandidate, ...]:
 
 def best_of(rows: list[PlanCandidate]) -> PlanCandidate | None:
     """The fastest; of those nearly as fast, the one that comes first: low stages and no offload are simpler."""
-    if not rows:
-        return None
-    fastest = max(row.relative for row in rows)
-    return next(row for row in rows if row.relative >= NEARLY * fastest)
+    fastest = max((row.relative for row in rows), default=0.0)
+    return next((row for row in rows if row.relative >= NEARLY * fastest), None)
 
 
 def active_parameters(model: ModelShapes) -> int:
@@ -282,9 +286,7 @@ def active_parameters(model: ModelShapes) -> int:
 
 
 def _accumulation(request: PlanRequest, micro_batch: int) -> int:
-    if request.global_batch is None:
-        return 1
-    return request.global_batch // (request.groups * micro_batch)
+    return 1 if request.global_batch is None else request.global_batch // (request.groups * micro_batch)
 
 
 def _host(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> tuple[int, int]:
@@ -295,6 +297,5 @@ def _host(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> tuple[
     """
     ranks, parameters = request.cluster.per_node, request.model.parameters
     loading = 2 * parameters if strategy.stage == 3 else request.weights * parameters * ranks
-    pinned = request.sizes.pinned
-    held = peak.states.host_bytes if pinned else peak.states.host.total
+    held = peak.states.host_bytes if request.sizes.pinned else peak.states.host.total
     return ranks * (PROCESS + held), ranks * PROCESS + loading

@@ -10,36 +10,16 @@ from collections.abc import Mapping
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel
+from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes, WeightKind
 from dsrun.zero.memory.model.settings import ModelSettings
-from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, leaf_of, part
+from dsrun.zero.memory.model.widths import NAMES, architecture_of, leaf_of, part
 
 Shapes = dict[str, tuple[int, ...]]
 
-_BUFFER = re.compile(
-    r"(.*\.)?(final_logits_bias|masked_bias|inv_freq|position_ids|e_score_correction_bias|embed_positions\.weights"
-    r"|(lm_head|predictions)\.decoder\.bias)"
-)
-"""What is in files, but no parameter, or the same one under a second name."""
-_MASK = re.compile(r"(.*\.)?(attn|attention|crossattention)\.bias")
-"""GPT-2's causal mask, of four dimensions."""
-_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(.+)")
+_PATTERNS = patterns_beside(__file__, "names.toml", table="stored")
+_ORDER = patterns_beside(__file__, "names.toml", table="order")
 _GATES, _UPS, _DOWNS = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
-_HEAD = re.compile(
-    r"(?!.*\.\d+\.)(.*\.)?(lm_head|(lm_head|predictions)\.decoder|embed_out|output_projection|proj_out|head)\.weight"
-)
-_ROUTER = re.compile(r"gate|router")
-_EMBEDDING = re.compile(r".*embed.*|wte|wpe|shared|relative_attention_bias")
-# What models of transformers declare first, at each level; layers follow by their number.
-_ORDER = (
-    r"wte|shared|embed_tokens|word_embeddings|embed_in",
-    r"wpe|embed.*(?<!out)",
-    r"encoder|.*att(n|ention)|q(_.*)?",
-    r"(?!.*(norm|head|out|down|dense_4h)|ln_f|w2$|o_proj|o$|dense$|relative).*",
-    r"(?!.*(norm|head)|embed_out|ln_f|relative).*",
-    r".*",
-)
-_LAYER = re.compile(r"(.*\.)?layers\.(\d{1,6})\..*")
 
 
 def stored_architecture(found: FoundModel) -> ModelShapes | None:
@@ -61,10 +41,14 @@ def stored_architecture(found: FoundModel) -> ModelShapes | None:
     return architecture if _belongs(architecture, text) else None
 
 
+def _is(kind: str, name: str) -> re.Match[str] | None:
+    return _PATTERNS[kind].fullmatch(name)
+
+
 def _order(name: str) -> list[tuple[int, str]]:
     """About the model's own order, by which ranks share the tensors out: files are sorted by name."""
     return [
-        (next(place for place, pattern in enumerate(_ORDER) if re.fullmatch(pattern, segment)), segment.zfill(6))
+        (next(place for place, known in enumerate(_ORDER.values()) if known.fullmatch(segment)), segment.zfill(6))
         for segment in name.split(".")
     ]
 
@@ -72,23 +56,23 @@ def _order(name: str) -> list[tuple[int, str]]:
 def _parameters(stored: Mapping[str, tuple[int, ...]], text: ModelSettings) -> Shapes:
     """Without buffers, and without the layers behind the last that predict further tokens, which are not loaded."""
     extra = text.number("num_nextn_predict_layers", default=0, least=0)
-    last = text.number(*LAYERS, default=1) if extra else None
+    last = text.number(*NAMES["layers"], default=1) if extra else None
 
     def is_loaded(name: str) -> bool:
-        layer = _LAYER.fullmatch(name)
+        layer = _is("layer", name)
         return last is None or layer is None or int(layer[2]) < last
 
-    kept = {name: shape for name, shape in stored.items() if is_loaded(name) and not _BUFFER.fullmatch(name)}
-    return {name: shape for name, shape in kept.items() if len(shape) < 4 or not _MASK.fullmatch(name)}
+    kept = {name: shape for name, shape in stored.items() if is_loaded(name) and not _is("buffer", name)}
+    return {name: shape for name, shape in kept.items() if len(shape) < 4 or not _is("mask", name)}
 
 
 def _stacked(shapes: Shapes) -> Shapes | None:
     """Experts' matrices, which files hold one by one, stacked into two as transformers 5 keeps them in memory; None
     where the experts of a layer are not all alike."""
-    stacked = {name: shape for name, shape in shapes.items() if not _EXPERT.fullmatch(name)}
+    stacked = {name: shape for name, shape in shapes.items() if not _is("expert", name)}
     experts: dict[str, dict[str, list[tuple[int, ...]]]] = {}
     for name, shape in shapes.items():
-        if found := _EXPERT.fullmatch(name):
+        if found := _is("expert", name):
             experts.setdefault(found[1], {}).setdefault(found[3].removesuffix(".weight"), []).append(shape)
     for path, tensors in experts.items():
         alike = {name: {*each} for name, each in tensors.items()}
@@ -112,7 +96,7 @@ def _as_built(config: ModelSettings, text: ModelSettings, shapes: Shapes) -> Sha
     ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
     tied = next((bool(each) for each in ties if each is not None), None)
     tied = True if tied is None and family.ties_embeddings else tied
-    heads = [name for name in shapes if _HEAD.fullmatch(name) and len(shapes[name]) == 2]
+    heads = [name for name in shapes if _is("head", name) and len(shapes[name]) == 2]
     tables = [name for name in shapes if kind_of(name, shapes[name]) == "embedding"]
     if tied and any(shapes[name] in map(shapes.get, heads) for name in tables):
         shapes = {name: shape for name, shape in shapes.items() if name not in heads}
@@ -123,7 +107,8 @@ def _as_built(config: ModelSettings, text: ModelSettings, shapes: Shapes) -> Sha
         own = [name for name in tables if leaf_of(name) == "embed_tokens"]
         shapes = {name: shape for name, shape in shapes.items() if name not in own or shape != shapes.get(shared or "")}
     if family.computed_positions:
-        rows, width = text.number("max_position_embeddings", default=1024), text.number(*WIDTH, default=1024)
+        rows = text.number("max_position_embeddings", default=1024)
+        width = text.number(*NAMES["width"], default=1024)
         positions = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
         shapes = {**shapes, **dict.fromkeys(positions, (rows, width))}
     return shapes
@@ -133,11 +118,11 @@ def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Weight
     """What the module of that name is in transformers' models; `computed`: its table of positions is never trained."""
     if len(shape) < 2:
         return "vector"
-    if not name.endswith(".weight") or len(shape) > 2 or _ROUTER.fullmatch(leaf_of(name)):
+    if not name.endswith(".weight") or len(shape) > 2 or _is("router", leaf_of(name)):
         return "experts"
-    if _HEAD.fullmatch(name):
+    if _is("head", name):
         return "head"
-    if _EMBEDDING.fullmatch(leaf_of(name)):
+    if _is("embedding", leaf_of(name)):
         return "frozen" if computed and leaf_of(name) == "embed_positions" else "embedding"
     return "linear"
 
@@ -145,9 +130,9 @@ def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Weight
 def _belongs(architecture: ModelShapes, text: ModelSettings) -> bool:
     """Whether the files are of the model that the config describes: as wide, as deep, with as many tokens."""
     sides = {side for weight in architecture.tensors() for side in weight.shape}
-    depth = text.optional(*LAYERS)
+    depth = text.optional(*NAMES["layers"])
     return (
-        all(said is None or said in sides for said in (text.optional(*WIDTH), text.optional(*ROWS)))
+        all((said := text.optional(*NAMES[name])) is None or said in sides for name in ("width", "rows"))
         and any(block.name[-1:].isdigit() for block in architecture.blocks)
         and (depth is None or depth in [each.layers for each in architecture.stacks])
     )

@@ -10,36 +10,18 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.models.families import family_of
+from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerBlock, LayerWeight, LayerWidths, ModelShapes, NormKind
 from dsrun.zero.memory.model.settings import ModelSettings
 
-LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
-WIDTH = ("hidden_size", "d_model", "n_embd", "n_embed")
-ROWS = ("vocab_size", "tgt_vocab_size")
-USUAL_PER_TOKEN = {"mixtral": 2, "gpt_oss": 4, "qwen3_moe": 8, "deepseek_v3": 8}
-"""Experts that a token is sent to where the config does not say: the defaults of their config classes."""
+_TABLE = toml_beside(__file__, "names.toml")
+NAMES: dict[str, list[str]] = _TABLE["settings"]
+"""The names of a setting in a config."""
+_PATTERNS = patterns_beside(__file__, "names.toml")
 USUAL_HEAD = 64
 """Width of a head where nothing says it."""
-DROPOUT = ("resid_pdrop", "hidden_dropout", "dropout", "dropout_rate")
-
-# The last part of a layer's tensor, without ".weight".
-_QUERY = re.compile(r"q|q_proj|q_b_proj|query|q_lin")
-_KEY = re.compile(r"k|k_proj|key|k_lin")
-_FUSED = re.compile(r"qkv|qkv_proj|query_key_value|c_attn|Wqkv|qkv_lin")
-_OUT = re.compile(r"o_proj|out_proj|dense|c_proj")
-_DOWN = re.compile(r"down_proj|w2|wo|fc2|c_proj|dense_4h_to_h|fc_out")
-_HEAD_NORM = re.compile(r"(q|k|query|key)_(layer)?norm")
-_INNER_NORM = re.compile(r"(q|kv)_a_(layer)?norm|(q|k|query|key)_(layer)?norm")
-_NORM = re.compile(r".*norm.*|ln_.*")
-_CROSS = re.compile(r"EncDecAttention|encoder_attn|cross_?attn|crossattention")
-_POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings?")
-_SENSES = re.compile(r"vision|visual|image|audio|speech")
-"""In the names of the parts of a model that see or hear."""
-_LAYER = re.compile(r"(.*?)\.?\b(\d{1,6})\.(.*)")
 
 
 def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...]) -> ModelShapes:
@@ -48,13 +30,13 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...])
     Raises UsageError for a config whose settings make no model, or that lacks what its tensors do not say.
     """
     family = family_of(str(config["model_type"]))
-    crossed = any(_CROSS.search(each.name) for each in tensors)
+    crossed = any(_PATTERNS["cross"].search(each.name) for each in tensors)
     seq2seq = bool(config.get("is_encoder_decoder", crossed and any(_side(each) == "encoder" for each in tensors)))
     text = part(config, "decoder")
     decoder = _Side(text, tensors, "decoder" if seq2seq else "")
     encoder = _Side(part(config, "encoder"), tensors, "encoder") if seq2seq else None
     outside = [*decoder.outside, *(encoder.outside if encoder else ())]
-    positions = [w.shape[0] for w in outside if _POSITIONS.fullmatch(leaf_of(w.name)) and not _SENSES.search(w.name)]
+    positions = [w.shape[0] for w in outside if _leaf_is("positions", w) and not _PATTERNS["senses"].search(w.name)]
     longest = max(positions) - family.unused_positions if positions else None
     relative = any("relative_attention_bias" in each.name for each in tensors)
     return ModelShapes(
@@ -63,7 +45,7 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...])
         norm="t5" if relative else decoder.norm, decoder=decoder.stack(), encoder=encoder.stack() if encoder else None,
         positions=longest, relative_bias=relative,
         # The default of the families that have any: of encoder-decoders, and of those with learned positions.
-        dropout=text.share(*DROPOUT, default=0.1 if seq2seq or longest else 0.0),
+        dropout=text.share(*NAMES["dropout"], default=0.1 if seq2seq or longest else 0.0),
     )  # fmt: skip
 
 
@@ -86,6 +68,11 @@ def leaf_of(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
+def _leaf_is(kind: str, weight: LayerWeight) -> bool:
+    """Whether the last part of a tensor's name is of the pattern called `kind`."""
+    return _PATTERNS[kind].fullmatch(leaf_of(weight.name)) is not None
+
+
 def _side(weight: LayerWeight) -> str:
     """encoder or decoder, as the path of a tensor has it; empty for what both share."""
     return next((each for each in weight.name.split(".") if each in ("encoder", "decoder")), "")
@@ -102,7 +89,7 @@ class _Side:
         for each in tensors:
             if side and _side(each) not in ("", side):
                 continue
-            if found := _LAYER.fullmatch(each.name):
+            if found := _PATTERNS["layer"].fullmatch(each.name):
                 inner = each._replace(name=found[3])
                 stacks.setdefault(found[1], {}).setdefault(int(found[2]), []).append(inner)
             else:
@@ -117,27 +104,25 @@ class _Side:
     @cached_property
     def tables(self) -> list[LayerWeight]:
         """The tables of tokens; those of this side where it has its own."""
-        tables = [
-            each for each in self.outside if each.kind == "embedding" and not _POSITIONS.fullmatch(leaf_of(each.name))
-        ]
+        tables = [each for each in self.outside if each.kind == "embedding" and not _leaf_is("positions", each)]
         return [each for each in tables if self.side and _side(each) == self.side] or tables
 
     @cached_property
     def width(self) -> int:
         """The residual width; the norms of a layer have it where no setting says it."""
-        norms = (each for each in self.inner if each.kind == "vector" and _NORM.fullmatch(leaf_of(each.name)))
-        widths = [each.shape[0] for each in norms if not _INNER_NORM.fullmatch(leaf_of(each.name))]
-        return self.config.number(*WIDTH, default=widths[0] if widths else None)
+        norms = (each for each in self.inner if each.kind == "vector" and _leaf_is("norm", each))
+        widths = [each.shape[0] for each in norms if not _leaf_is("inner_norm", each)]
+        return self.config.number(*NAMES["width"], default=widths[0] if widths else None)
 
     @cached_property
     def vocabulary(self) -> int:
         heads = [each.shape[0] for each in self.outside if each.kind == "head"]
         rows = heads or [each.shape[0] for each in self.tables]
-        return max(rows) if rows else self.config.number(*ROWS)
+        return max(rows) if rows else self.config.number(*NAMES["rows"])
 
     @cached_property
     def norm(self) -> NormKind:
-        biased = any(_NORM.fullmatch(each.name.removesuffix(".bias").rpartition(".")[2])
+        biased = any(_PATTERNS["norm"].fullmatch(each.name.removesuffix(".bias").rpartition(".")[2])
                      for each in self.inner if each.name.endswith(".bias"))  # fmt: skip
         return "layer" if biased or (self.inner and not self._norms) else "rms"
 
@@ -146,14 +131,14 @@ class _Side:
         """Norms of the layer that has most."""
 
         def counted(layer: list[LayerWeight]) -> int:
-            leaves = [leaf_of(each.name) for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
-            return sum(bool(_NORM.fullmatch(leaf)) and not _INNER_NORM.fullmatch(leaf) for leaf in leaves)
+            vectors = [each for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
+            return sum(_leaf_is("norm", each) and not _leaf_is("inner_norm", each) for each in vectors)
 
         return max((counted(layer) for layer in self.layers.values()), default=0)
 
-    def _most(self, leaf: re.Pattern[str], size: Callable[[LayerWeight], int], within: str = "") -> int:
-        """The largest `size` among the layers' matrices of such names; 0 without any."""
-        found = (each for each in self.inner if len(each.shape) == 2 and leaf.fullmatch(leaf_of(each.name)))
+    def _most(self, kind: str, size: Callable[[LayerWeight], int], within: str = "") -> int:
+        """The largest `size` among the layers' matrices of this kind of names; 0 without any."""
+        found = (each for each in self.inner if len(each.shape) == 2 and _leaf_is(kind, each))
         return max((size(each) for each in found if re.search(within, each.name)), default=0)
 
     def _other(self, weight: LayerWeight) -> int:
@@ -162,31 +147,31 @@ class _Side:
 
     def stack(self) -> LayerWidths:
         config, width = self.config, self.width
-        fused = self._most(_FUSED, self._other)
-        asked = self._most(_QUERY, _rows) or (self._most(_OUT, self._other, within="att") if fused else 0)
-        size = config.number("head_dim", "d_kv", default=self._head_size)
-        heads = config.number(f"{self.prefix}_attention_heads", *HEADS, default=self._heads(asked, size))
+        fused = self._most("fused", self._other)
+        asked = self._most("query", _rows) or (self._most("out", self._other, within="att") if fused else 0)
+        size = config.number(*NAMES["head_size"], default=self._head_size)
+        heads = config.number(f"{self.prefix}_attention_heads", *NAMES["heads"], default=self._heads(asked, size))
         queries = asked or heads * (size or max(1, width // heads))
         grouped = config.number("num_key_value_heads", default=heads) * (queries // heads)
-        keys = self._most(_KEY, _rows) or ((fused - queries) // 2 if fused else queries if asked else grouped)
+        keys = self._most("key", _rows) or ((fused - queries) // 2 if fused else queries if asked else grouped)
         cross = self.side == "decoder"
         experts, per_token, ffn = self._feed_forward()
         # Where both sides have layers of their own number, the plain names are the encoder's (T5, BART).
         layers = len(self.layers) or config.number(
-            f"{self.prefix}_layers", f"num_{self.prefix}_layers", *LAYERS, default=1
+            f"{self.prefix}_layers", f"num_{self.prefix}_layers", *NAMES["layers"], default=1
         )
         return LayerWidths(
             layers=layers, heads=heads, queries=queries, keys=keys, ffn=ffn,
             gated=any("gate" in each.name or "wi_1" in each.name for each in self.inner),
             norms=self._norms or (3 if cross else 2), cross=cross,
-            query_norms=any(_HEAD_NORM.fullmatch(leaf_of(each.name)) for each in self.inner),
+            query_norms=any(_leaf_is("head_norm", each) for each in self.inner),
             experts=experts, experts_per_token=per_token,
         )  # fmt: skip
 
     @cached_property
     def _head_size(self) -> int:
         """The width of a head where its norm says it; 0 where none does."""
-        return min((each.shape[0] for each in self.inner if _HEAD_NORM.fullmatch(leaf_of(each.name))), default=0)
+        return min((each.shape[0] for each in self.inner if _leaf_is("head_norm", each)), default=0)
 
     def _heads(self, queries: int, size: int) -> int:
         """Heads that no setting names: T5's have a column each in the table of position biases."""
@@ -196,20 +181,19 @@ class _Side:
     def _feed_forward(self) -> tuple[int, int, int]:
         """Experts, those that a token is sent to, and the feed-forward width it goes through with the shared ones."""
         config = self.config
-        names = (f"{self.prefix}_ffn_dim", "intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
-        dense = self._most(_DOWN, self._other, within="^(?!.*(att|expert))")
-        dense = dense or config.number(*names, default=4 * self.width)
+        dense = self._most("down", self._other, within="^(?!.*(att|expert))")
+        dense = dense or config.number(f"{self.prefix}_ffn_dim", *NAMES["ffn"], default=4 * self.width)
         stacked = [each for each in self.inner if len(each.shape) == 3 and each.name.endswith("experts.down_proj")]
-        experts = stacked[0].shape[0] if stacked else config.number(*EXPERTS, default=0, least=0)
+        experts = stacked[0].shape[0] if stacked else config.number(*NAMES["experts"], default=0, least=0)
         if not experts:
             return 0, 0, dense
-        each = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+        each = config.number(*NAMES["expert_ffn"], default=dense)
         each = stacked[0].elements // (experts * self.width) if stacked else each
-        usual = USUAL_PER_TOKEN.get(self.config.word("model_type", ""), 1)
-        per_token = min(experts, config.number(*PER_TOKEN, default=usual))
-        shared = config.number("n_shared_experts", "num_shared_experts", default=0, least=0) * each
+        usual = _TABLE["usual_per_token"].get(self.config.word("model_type", ""), 1)
+        per_token = min(experts, config.number(*NAMES["per_token"], default=usual))
+        shared = config.number(*NAMES["shared_experts"], default=0, least=0) * each
         shared += config.number("shared_expert_intermediate_size", default=0, least=0)
-        shared = self._most(_DOWN, self._other, within="shared_expert") or shared
+        shared = self._most("down", self._other, within="shared_expert") or shared
         return experts, per_token, per_token * each + shared
 
 
@@ -225,7 +209,7 @@ def layered(tensors: tuple[LayerWeight, ...]) -> tuple[LayerBlock, ...]:
     """Tensors in their order, cut into layers where the first number in their names changes."""
 
     def layer(weight: LayerWeight) -> str:
-        numbered = _LAYER.fullmatch(weight.name)
+        numbered = _PATTERNS["layer"].fullmatch(weight.name)
         return f"{numbered[1]}.{numbered[2]}" if numbered else weight.name.rpartition(".")[0]
 
     return tuple(LayerBlock(name, tuple(weights)) for name, weights in groupby(tensors, key=layer))
