@@ -14,18 +14,12 @@ ConfigTarget = Literal["trainer", "deepspeed"]
 AUTO = "auto"
 ZERO = "zero_optimization"
 
+_TABLE = toml_beside(__file__, "filled.toml")
 # What the Trainer fills, and from which training argument.
-FILLED: Mapping[str, str] = toml_beside(__file__, "filled.toml")
+FILLED: Mapping[str, str] = _TABLE["trainer"]
 TRAINER_FILLS = frozenset(tuple(key.split(".")) for key in FILLED)
-# What accelerate's DeepSpeedPlugin fills, with constants unless an environment variable says otherwise.
-CONSTANTS: dict[Path, Any] = {
-    ("zero_optimization", "stage"): 2,
-    ("zero_optimization", "offload_optimizer", "device"): "none",
-    ("zero_optimization", "offload_param", "device"): "none",
-    ("zero_optimization", "offload_optimizer", "nvme_path"): "none",
-    ("zero_optimization", "offload_param", "nvme_path"): "none",
-    ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): False,
-}
+# What accelerate fills, and with what.
+CONSTANTS: dict[Path, Any] = {tuple(key.split(".")): value for key, value in _TABLE["constants"].items()}
 
 
 class Missing:

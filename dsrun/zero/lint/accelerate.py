@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -18,23 +19,11 @@ from dsrun.zero.view import AUTO, ZERO
 
 FILE = "deepspeed_config_file"
 BLOCK = "deepspeed_config"
-# Key of the block -> key of the JSON; a nvme_path counts only where its device is nvme.
-KEYS = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "zero_stage": f"{ZERO}.stage",
-    "offload_optimizer_device": f"{ZERO}.offload_optimizer.device",
-    "offload_param_device": f"{ZERO}.offload_param.device",
-    "offload_optimizer_nvme_path": f"{ZERO}.offload_optimizer.nvme_path",
-    "offload_param_nvme_path": f"{ZERO}.offload_param.nvme_path",
-    "zero3_save_16bit_model": f"{ZERO}.stage3_gather_16bit_weights_on_model_save",
-}
-OTHERS = ("zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "deepspeed_hostfile")
-FILTERS = ("deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "enable_msamp", "msamp_opt_level")
+_TABLE = toml_beside(__file__)
+KEYS: dict[str, str] = _TABLE["keys"]
+"""Key of the block -> key of the JSON."""
 # What accelerate refuses beside a deepspeed_config_file (DeepSpeedPlugin._deepspeed_config_checks).
 NOT_BESIDE_FILE = (*KEYS, "mixed_precision")
-# Where the YAML says otherwise than JSON what repairs a finding. accelerate's launcher does not pass paths on.
-OWN_FIXES = ("nvme_path_missing.accelerate", "zero3_no_gather_on_save.accelerate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +49,7 @@ class AccelerateFile:
         name = next((name for name, key in KEYS.items() if key == path), None)
         name = name or next((name for name, key in KEYS.items() if key.startswith(f"{path}.")), None) or BLOCK
         own = f"{finding.code}.accelerate"
-        return replace(finding, where=self.place(name), fix=text_of(own) if own in OWN_FIXES else finding.fix)
+        return replace(finding, where=self.place(name), fix=text_of(own) if own in _TABLE["own_fixes"] else finding.fix)
 
     def place(self, name: str) -> str:
         """`zero_stage (accelerate.yaml:7)`."""
@@ -125,7 +114,7 @@ def _config(block: dict[str, Any], precision: str, *, gathers: bool = False, pat
 
 
 def _unknown(made: AccelerateFile, block: dict[str, Any]) -> list[Finding]:
-    known = (FILE, *KEYS, *OTHERS, *FILTERS)
+    known = (FILE, *KEYS, *_TABLE["others"], *_TABLE["filters"])
     return [
         finding_of(
             "unknown_key.accelerate",

@@ -11,10 +11,10 @@ Accelerator._prepare_deepspeed.
 import math
 from typing import Any
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.texts import text_of
 from dsrun.zero.lint.batch import NAMES
 from dsrun.zero.lint.codes import ConfigFindings
-from dsrun.zero.lint.optimizer import PARAMS, SCHEDULE
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
 from dsrun.zero.schema import Path, SchemaBlock, blocks, shown
@@ -106,44 +106,11 @@ def _fix(name: str, ours: Any) -> str:
 
 def _pairs(flags: TrainingFlags, world_size: int | None) -> list[tuple[Path, str, Any]]:
     """(path in the file, flag, value the Trainer expects there) for everything that it compares."""
-    get = flags.values.get
-    micro = get("per_device_train_batch_size", UNKNOWN)
-    steps = get("gradient_accumulation_steps", UNKNOWN)
-    train = get("train_batch_size", UNKNOWN)
-    if train is UNKNOWN and UNKNOWN not in (micro, steps) and world_size is not None:
-        train = micro * steps * world_size
-    finds = bool(get("auto_find_batch_size"))
-    total = get("max_steps", -1)
-    beta1, beta2 = get("adam_beta1", UNKNOWN), get("adam_beta2", UNKNOWN)
-    betas = UNKNOWN if UNKNOWN in (beta1, beta2) else [beta1, beta2]
-    return [
-        (("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", UNKNOWN if finds else micro),
-        (("gradient_accumulation_steps",), "gradient_accumulation_steps", steps),
-        (("train_batch_size",), "train_batch_size", UNKNOWN if finds else train),
-        (("gradient_clipping",), "max_grad_norm", get("max_grad_norm", UNKNOWN)),
-        ((*PARAMS, "lr"), "learning_rate", get("learning_rate", UNKNOWN)),
-        ((*PARAMS, "betas"), "adam_betas", betas),
-        ((*PARAMS, "eps"), "adam_epsilon", get("adam_epsilon", UNKNOWN)),
-        ((*PARAMS, "weight_decay"), "weight_decay", get("weight_decay", UNKNOWN)),
-        ((*SCHEDULE, "warmup_max_lr"), "learning_rate", get("learning_rate", UNKNOWN)),
-        ((*SCHEDULE, "warmup_num_steps"), "warmup_steps", _warmup_steps(get("warmup_steps", UNKNOWN), total)),
-        ((*SCHEDULE, "total_num_steps"), "max_steps", total if total > 0 else UNKNOWN),
-        (("fp16", "enabled"), "fp16", _switch(flags, "fp16")),
-        (("bf16", "enabled"), "bf16", _switch(flags, "bf16")),
-    ]
-
-
-def _warmup_steps(warmup: Any, total: int) -> Any:
-    """TrainingArguments.get_warmup_steps: below 1 it is a share of all steps; fill_match then takes at least 1."""
-    if warmup is UNKNOWN or (0 < warmup < 1 and total <= 0):
-        return UNKNOWN
-    return max(1, int(warmup) if warmup >= 1 else math.ceil(max(total, 0) * warmup))
-
-
-def _switch(flags: TrainingFlags, name: str) -> Any:
-    """dsrun chooses the precision after the file when no flag does."""
-    requested = {each for each in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval") if each in flags.given}
-    return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if requested else UNKNOWN
+    table = toml_beside(__file__)
+    own = {"flag": lambda name: flags.values.get(name, UNKNOWN), "on": flags.values.get, "given": flags.given}
+    python = {"int": int, "bool": bool, "ceil": math.ceil}
+    names = SubjectNames(flags, table["terms"], unknown=UNKNOWN, world_size=world_size, **own, **python)
+    return [(tuple(key.split(".")), flag, evaluate(value, names)) for key, (flag, value) in table["pairs"].items()]
 
 
 def _unanswered(view: ConfigView, flags: TrainingFlags, report: ConfigFindings) -> None:

@@ -282,13 +282,7 @@ def upgrade(text: str, *, file: str = "ds.json") -> UpgradedConfig:
 
 
 def _text(source: JsonSource, log: ChangeLog) -> None:
-    for kind, what in (
-        ("comment", "comments left out"),
-        ("trailing_comma", "commas after the last member left out"),
-        ("python_word", "True, False and None written as true, false and null"),
-        ("mark", "byte order mark left out"),
-        ("single_quotes", "single quotes written as double quotes"),
-    ):
+    for kind, what in legacy()["not_strict"].items():
         lines = [str(issue.position.line) for issue in source.issues if issue.kind == kind]
         if lines:
             log.changes.append(ConfigChange(f"line {', '.join(lines)}", what, "accelerate reads strict JSON"))
