@@ -9,6 +9,7 @@ import click
 from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, entries, find
 from dsrun.cli.options import Command, OptionGroup, declared, format_option
 from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
@@ -18,7 +19,7 @@ from dsrun.runs.manifest import verify as read_through
 from dsrun.system.terminal.display import duration, size_text
 
 _PATH = click.Path(path_type=Path)
-_HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
+_TABLE = toml_beside(__file__)
 
 
 def list_checkpoints(*, run: Path, form: str) -> int:
@@ -27,7 +28,7 @@ def list_checkpoints(*, run: Path, form: str) -> int:
     if form == "json":
         print_json({"checkpoints": found})
     elif found:
-        print_table([_HEAD, *(_row(entry) for entry in found)])
+        print_table([[*_TABLE["columns"]], *(_row(entry) for entry in found)])
     else:
         click.echo(f"{run} has no checkpoints", err=True)
     return 0
@@ -80,43 +81,19 @@ def _state(entry: CheckpointEntry) -> str:
     return entry.state + (", best" if entry.best else "") + (f": {translated(entry.why)}" if entry.why else "")
 
 
-def _row(entry: CheckpointEntry) -> tuple[str, ...]:
-    return (
-        str(entry.step),
-        size_text(entry.size),
-        duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(entry.time)).total_seconds())),
-        "" if entry.zero_stage is None else str(entry.zero_stage),
-        "" if entry.world_size is None else str(entry.world_size),
-        _state(entry),
-    )
+def _row(entry: CheckpointEntry) -> list[str]:
+    age = duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(entry.time)).total_seconds()))
+    return [*_values("columns", entry, age=age).values()]
+
+
+def _values(table: str, entry: CheckpointEntry, **names: Any) -> dict[str, str]:
+    names |= {"entry": entry, "state": _state(entry), "size": size_text, "short": _short, "str": str, "sum": sum}
+    return {name: evaluate(value, names) for name, value in _TABLE[table].items()}
 
 
 def _lines(found: CheckpointContents) -> list[tuple[str, str]]:
-    entry, facts = found.entry, found.facts
-    ranks = f"ZeRO-{entry.zero_stage} on {entry.world_size} ranks" if entry.zero_stage is not None else ""
-    batch = ""
-    if "global_batch" in facts:
-        batch = (
-            f"{facts['global_batch']} = {facts.get('micro_batch')} × {entry.world_size} ranks"
-            f" × {facts.get('accumulation')} steps"
-        )
-    lines = [
-        ("checkpoint", str(entry.path)),
-        ("step", str(entry.step)),
-        ("state", _state(entry)),
-        ("saved", entry.time),
-        ("model", found.architecture or found.model_type or ""),
-        ("weights", _weights(found)),
-        ("parallel", ranks),
-        ("batch", batch),
-        ("precision", str(facts.get("precision") or "")),
-        ("seed", str(facts.get("seed", ""))),
-        ("config", _short(facts.get("config_sha256"))),
-        ("tokenizer", _short(facts.get("tokenizer_sha256"))),
-        ("versions", ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())),
-        ("size", size_text(sum(kind.size for kind in found.kinds))),
-    ]
-    return [*lines, *((f"  {kind.name}", f"{size_text(kind.size)} in {kind.files}") for kind in found.kinds)]
+    lines = _values("fields", found.entry, found=found, facts=found.facts, weights=_weights(found))
+    return [*lines.items(), *((f"  {kind.name}", f"{size_text(kind.size)} in {kind.files}") for kind in found.kinds)]
 
 
 def _weights(found: CheckpointContents) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.cli.output import print_line, print_table
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.demo.models import DEFAULTS, settings_on
 from dsrun.launch.memory_fallback import shrink, stored_fallback
 from dsrun.launch.node.checked_recipe import with_deepspeed_checked
@@ -55,27 +56,11 @@ def show_values(recipe: Recipe) -> None:
 
 def _consequences(recipe: Recipe, here: LocalWorkers) -> dict[str, str]:
     """What the run will do, as far as that is known before model and data are read."""
-    spec, value = recipe.spec, recipe.value
     rank = "GPU" if here.device == "cuda" else "CPU rank"
-    epochs, steps, warmup = value("num_train_epochs"), value("max_steps"), value("warmup_steps")
-    saves = spec.save_every or (value("save_steps") if value("save_strategy") == "steps" else value("save_strategy"))
-    evaluates = f"every {value('eval_steps')} steps" if value("eval_steps") else "at each logged step"
-    return {
-        "parallel": f"{_zero(recipe)} on {here.workers} {rank}{'' if here.workers == 1 else 's'} of this machine",
-        "batch": _batch(recipe, here.workers, rank),
-        "precision": _precision(recipe, here),
-        "length": f"{steps:,} steps" if steps > 0 else f"{epochs:g} × the data; its steps are known once that is read",
-        "learning rate": f"{value('learning_rate'):g}, {value('lr_scheduler_type')}"
-        + (f", warmup {warmup:g}" if warmup else ""),
-        "checkpoints": {
-            "auto": "by the clock, from the time that a save takes",
-            "no": "none",
-            "epoch": "every epoch",
-        }.get(str(saves), f"every {saves} steps")
-        + f"; the newest {spec.keep} are kept",
-        "evaluation": {"no": "at the end", "steps": evaluates}.get(value("eval_strategy"), "every epoch"),
-        "output": spec.output or os.environ.get(variables.OUTPUT) or "runs/<model>-<time>",
-    }
+    found = {"zero": _zero(recipe), "batch": _batch(recipe, here.workers, rank), "precision": _precision(recipe, here)}
+    table, folder = toml_beside(__file__), os.environ.get(variables.OUTPUT)
+    names = SubjectNames(recipe.spec, table["terms"], value=recipe.value, here=here, rank=rank, folder=folder, **found)
+    return {name: evaluate(text, names) for name, text in table["follows"].items()}
 
 
 def _zero(recipe: Recipe) -> str:

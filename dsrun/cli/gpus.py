@@ -7,6 +7,7 @@ import click
 
 from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres, written_gpus
@@ -15,24 +16,7 @@ from dsrun.machine.gpus import visible_gpus
 from dsrun.system.terminal.stderr import print_note
 
 GpuRow = dict[str, Any]
-# Column of the table -> key of the JSON.
-COLUMNS = {
-    "name": "name",
-    "capability": "compute_capability",
-    "generation": "architecture",
-    "GiB": "memory_gib",
-    "bf16 TFLOP/s": "bf16_tflops",
-    "GB/s": "memory_bandwidth_gbs",
-    "first CUDA": "first_cuda",
-    "last CUDA": "last_cuda",
-}
-HOW_TO_ASK = """\
-Ask by a name or by what SLURM prints:
-  dsrun gpus h100 "RTX 4090"
-  dsrun gpus "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
-  dsrun gpus --gres "gpu:a100:4(S:0-1)"
-{count} models are known: dsrun gpus --all lists them."""
-GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capability"}
+_TABLE = toml_beside(__file__)
 
 
 def explain(names: tuple[str, ...], gres: str | None, every: bool, form: str) -> None:
@@ -53,7 +37,7 @@ def explain(names: tuple[str, ...], gres: str | None, every: bool, form: str) ->
     else:
         _print(found_rows, gres)
         if asks:
-            click.echo(HOW_TO_ASK.format(count=len(gpu_table())), err=bool(found_rows["gpus"]))
+            click.echo(_TABLE["how_to_ask"].format(count=len(gpu_table())), err=bool(found_rows["gpus"]))
 
 
 def _named(name: str) -> GpuRow:
@@ -89,11 +73,10 @@ def _here() -> list[GpuRow]:
 
 
 def _print(found_rows: dict[str, list[GpuRow]], gres: str | None) -> None:
-    if found_rows.get("gpus"):
-        _print_table(COLUMNS, found_rows["gpus"])
-    if found_rows.get("gres"):
-        _print_table(GRES_COLUMNS, found_rows["gres"])
-    elif "gres" in found_rows:
+    for name, columns in _TABLE["columns"].items():
+        if found_rows.get(name):
+            _print_table(columns, found_rows[name])
+    if found_rows.get("gres") == []:
         print_note(f"{gres!r} contains no GPUs")
     for row in found_rows.get("gpus", []):
         if "count" in row:

@@ -6,6 +6,7 @@ import click
 
 from dsrun.cli.options import Command, declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of
@@ -28,19 +29,13 @@ def list_wheels(*, folder: Path | None, form: str) -> int:
     if not wheels:
         print_line(f"{place}: no wheels")
         return 0
-    head = ("version", "Python", "for", "MiB", "operations", "file")
-    rows = [
-        (
-            wheel.version,
-            wheel.python,
-            wheel.group or "-",
-            f"{wheel.path.stat().st_size / 2**20:.1f}",
-            ",".join(wheel.note.installed_ops) or "-",
-            str(wheel.path.relative_to(place)),
-        )
-        for wheel in wheels
-    ]
-    print_table([head, *rows])
+    columns = toml_beside(__file__, "wheel_list.toml")["columns"]
+    print_table(
+        [
+            [*columns],
+            *([evaluate(each, {"wheel": wheel, "place": place}) for each in columns.values()] for wheel in wheels),
+        ]
+    )
     return 0
 
 
