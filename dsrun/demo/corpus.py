@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError
 
 CorpusRow = Mapping[str, Any]
@@ -24,10 +25,6 @@ ALWAYS_TRAINED: Final = 100
 # thousand, and the model would rarely see a phrase that ends that early.
 _SHARE_BY_DIGITS: Final = {3: 2, 4: 8, 5: 30, 6: 60}
 
-_SKIPPED_FOLDERS: Final = {
-    *("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "pydoc_data"),
-    *("__pycache__", "lib-dynload"),
-}
 _SHORTEST_TEXT: Final = 80
 _LONGEST_TEXT: Final = 4000
 _FEWEST_TRAINING_TEXTS: Final = 200
@@ -35,19 +32,10 @@ _FEWEST_TRAINING_TEXTS: Final = 200
 LIMIT: Final = 1_000_000
 """One more than the largest number that can be spelled."""
 
-# 0..19, then the tens.
-_EN_WORDS: Final = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
-)
-_RO_WORDS: Final = (
-    "zero unu doi trei patru cinci șase șapte opt nouă zece unsprezece doisprezece treisprezece "
-    "paisprezece cincisprezece șaisprezece șaptesprezece optsprezece nouăsprezece douăzeci treizeci "
-    "patruzeci cincizeci șaizeci șaptezeci optzeci nouăzeci"
-)
-_EN, _RO = _EN_WORDS.split(), _RO_WORDS.split()
-# `sută` and `mie` are feminine, and so is what counts them; a number that counts nothing is masculine.
-_RO_FEMININE: Final = {1: "una", 2: "două", 12: "douăsprezece"}
+_WORDS: Final = toml_beside(__file__)
+_EN: list[str] = _WORDS["english"].split()
+_RO: list[str] = _WORDS["romanian"].split()
+_RO_FEMININE: dict[int, str] = {int(n): word for n, word in _WORDS["feminine"].items()}
 
 
 @dataclass(frozen=True)
@@ -131,7 +119,7 @@ def _documents() -> Iterator[tuple[str, list[str]]]:
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        if not _SKIPPED_FOLDERS.intersection(parts) and not parts[0].startswith("config-"):
+        if not {*_WORDS["skipped"]}.intersection(parts) and not parts[0].startswith("config-"):
             module = ".".join(parts).removesuffix(".__init__")
             yield f"module {module}", _docstrings(module, file)
 

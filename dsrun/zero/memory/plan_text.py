@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.engine_options import offloaded_to
 from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB, error_after, memory_of_sum
@@ -15,6 +16,7 @@ from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, sums_in_fp32
 
 HEADINGS = ("speed", "micro batch", "GiB/GPU", "strategy")
+_TABLE = toml_beside(__file__)
 _VERDICTS = ("fits", "tight", "does not fit")
 
 
@@ -35,16 +37,8 @@ def header(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> 
 
 def _fixed(request: PlanRequest) -> list[str]:
     """What the configuration does not leave to the plan."""
-    named = [
-        ("ZeRO-{}", request.stage),
-        ("offload {}", request.offload),
-        ("micro batch {}", request.micro_batch),
-        ("{}", request.optimizer if request.optimizer != optimizers.DEFAULT else None),
-        ("weights loaded in 16 bits", None if request.weights == FP32 else request.weights),
-        ("logits in chunks", request.chunked_loss or None),
-        ("{} attention", None if request.attention == "sdpa" else request.attention),
-        ("packed rows", request.packed or None),
-    ]
+    names = SubjectNames(request, {}, usual_optimizer=optimizers.DEFAULT, fp32=FP32)
+    named = ((text, evaluate(value, names)) for text, value in _TABLE["fixed"])
     return [text.format(value) for text, value in named if value is not None]
 
 
@@ -124,23 +118,6 @@ def exact_sums(request: PlanRequest, row: PlanCandidate) -> str:
 
 def details(row: PlanCandidate) -> list[tuple[str, int]]:
     """What fills a GPU under the chosen strategy: names and bytes."""
-    gpu, held = row.gpu, row.gpu.states.gpu
-    passing = [
-        ("activations", gpu.activations.kept),
-        ("logits and loss" if gpu.activations.logits > gpu.activations.working else "one layer's backward pass",
-         max(gpu.activations.logits, gpu.activations.working)),
-        ("buckets", gpu.buffers.buckets),
-        ("gathered parameters", gpu.buffers.gathered),
-        ("autocast's copies", gpu.buffers.autocast),
-    ]  # fmt: skip
-    parts = [
-        ("parameters", held.parameters),
-        ("gradients", held.gradients),
-        ("master weights", held.master),
-        ("optimizer states", held.optimizer),
-        ("staging buffers", held.staging),
-        *([("flat gradients of the step", gpu.states.step)] if gpu.at_step else passing),
-        ("CUDA and NCCL", gpu.buffers.context),
-        ("fragmentation reserve", gpu.reserve),
-    ]  # fmt: skip
+    names = SubjectNames(row.gpu, {})
+    parts = [(name, evaluate(size, names)) for name, size in _TABLE["details"].items()]
     return [(name, size) for name, size in parts if size >= GIB / 200]
