@@ -7,44 +7,14 @@ import click
 
 from dsrun import __version__
 from dsrun.cli.options import LazyGroup
+from dsrun.datafiles import toml_beside
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, UsageError, nearest_names
 
 COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
 """In which a shell's completion says what it asks."""
 
-# name -> ("module:attribute", one line for --help)
-COMMANDS = {
-    "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
-    "import": (
-        "dsrun.cli.init.command:import_command",
-        "write the run.yaml for a file of axolotl, LLaMA-Factory or TRL",
-    ),
-    "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
-    "launch": ("dsrun.cli.launch.command:command", "start any training script, and restart it after failures"),
-    "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
-    "monitor": ("dsrun.cli.monitor.command:command", "watch a run: loss, speed, time left, GPUs and ranks"),
-    "runs": ("dsrun.cli.monitor.runs:command", "list the runs of a folder: state, step, loss, size"),
-    "compare": ("dsrun.cli.monitor.compare:command", "compare runs: settings that differ, metrics, loss curves"),
-    "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
-    "report": ("dsrun.cli.report.command:command", "write curves, findings and settings of runs as one HTML page"),
-    "exporter": ("dsrun.cli.exporter.command:command", "serve the figures of runs to Prometheus"),
-    "stacks": ("dsrun.cli.stacks:command", "show where each rank of a running run stands"),
-    "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
-    "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
-    "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),
-    "data": ("dsrun.cli.train:data_command", "show rows as a model learns them: tokens, loss, what is cut"),
-    "prepare": ("dsrun.cli.train:prepare_command", "tokenise a run's data ahead of the job"),
-    "render-slurm": ("dsrun.cli.slurm.render:command", "write the sbatch script of a job, or submit it"),
-    "render-k8s": ("dsrun.cli.kubernetes.render:command", "write the Kubernetes objects of a job"),
-    "check-slurm": ("dsrun.cli.slurm.check_slurm:command", "find errors in any sbatch script"),
-    "jobs": ("dsrun.cli.slurm.jobs:command", "list your SLURM jobs, with the step and loss of each"),
-    "cluster": ("dsrun.cli.slurm.cluster:command", "show nodes, GPUs and partitions of this SLURM cluster"),
-    "build-wheel": ("dsrun.cli.build_wheel:command", "compile DeepSpeed into a wheel for these GPUs, once"),
-    "verify-wheel": ("dsrun.cli.wheel:verify_command", "show what a wheel serves, and whether it runs here"),
-    "wheel": ("dsrun.cli.wheel:command", "copy a wheel to the nodes of a cluster"),
-    "gpus": ("dsrun.cli.gpus:command", "explain a GPU's name or a GRES string"),
-    "config": ("dsrun.cli.config.command:command", "write, check or upgrade a DeepSpeed configuration"),
-}
+COMMANDS: dict[str, tuple[str, str]] = toml_beside(__file__)
+"""name -> ("module:attribute", one line for --help)"""
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, shown: bool) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of, overflow_in_fp16
 
@@ -25,28 +26,13 @@ def decide_precision(
     decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
     """
     requested = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
-    if requested.get("fp16"):
-        if family_of(model_type).overflows_in_fp16 and not force:
-            raise UsageError(
-                f"--fp16: {overflow_in_fp16(model_type)}",
-                fix="use --bf16, or fp32 with --bf16 false; --force trains in fp16 all the same",
-            )
-        if device == "cpu" and not force:
-            raise UsageError(
-                "--fp16: training in fp16 needs a GPU",
-                fix="use --bf16, or fp32 with --bf16 false; --force tries it where the processor computes in fp16",
-            )
-        return "fp16"
-    if requested.get("bf16"):
-        if not bf16_supported and device == "cuda" and not force:
-            raise UsageError(
-                "--bf16: this GPU does not compute in bf16 (compute capability 8.0 and above do)",
-                fix="use --fp16, or fp32 with --bf16 false",
-            )
-        return "bf16"
-    if "bf16" in requested or "fp16" in requested:
-        return "fp32"
-    return "bf16" if bf16_supported else "fp32"
+    chosen: TrainingPrecision = "fp16" if requested.get("fp16") else "bf16" if requested.get("bf16") else "fp32"
+    overflow = overflow_in_fp16(model_type) if family_of(model_type).overflows_in_fp16 else ""
+    names = {"chosen": chosen, "overflow": overflow, "device": device, "bf16_supported": bf16_supported}
+    for each in () if force else toml_beside(__file__).values():
+        if evaluate(each["when"], names):
+            raise UsageError(each["message"].format_map(names), fix=each["fix"])
+    return chosen if requested or not bf16_supported else "bf16"
 
 
 def _switches(deepspeed: dict[str, Any]) -> list[tuple[str, bool]]:
