@@ -17,7 +17,7 @@ SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 BATCH_FLAGS = ("global_batch_size", "global_batch_tokens", "micro_batch_size", *SIZES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BatchPlan:
     """Samples per optimizer step, and how they are spread.
 
@@ -62,7 +62,7 @@ def batch_plan(
     if global_batch_size is None:
         micro = micro_batch_size or default_micro
         steps = accumulation or 1
-        return _plan(micro * world_size * steps, micro, world_size, steps)
+        return BatchPlan(micro * world_size * steps, micro, world_size, steps)
     if micro_batch_size is None:
         unit = world_size * (accumulation or 1)
         if global_batch_size % unit:
@@ -71,7 +71,7 @@ def batch_plan(
         share = global_batch_size // unit
         divisors = (each for each in range(1, min(share, default_micro) + 1) if share % each == 0)
         micro = share if accumulation else max(divisors)
-        return _plan(global_batch_size, micro, world_size, share * unit // (micro * world_size))
+        return BatchPlan(global_batch_size, micro, world_size, share * unit // (micro * world_size))
     unit = micro_batch_size * world_size
     if global_batch_size % unit:
         hint = _micro_hint(global_batch_size, micro_batch_size, world_size)
@@ -84,11 +84,7 @@ def batch_plan(
             f" × {accumulation} steps = {product}",
             fix=f"leave out one of the three, or use --gradient_accumulation_steps {steps}",
         )
-    return _plan(global_batch_size, micro_batch_size, world_size, steps)
-
-
-def _plan(global_batch: int, micro: int, world_size: int, steps: int) -> BatchPlan:
-    return BatchPlan(global_batch=global_batch, micro_batch=micro, world_size=world_size, accumulation=steps)
+    return BatchPlan(global_batch_size, micro_batch_size, world_size, steps)
 
 
 def _does_not_divide(global_batch: int, unit: int, product: str, hint: str) -> UsageError:

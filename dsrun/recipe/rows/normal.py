@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -66,9 +66,14 @@ def _preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[s
     return {"source": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
 
 
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items, or characters, two sequences begin with alike."""
+    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def _common_beginning(one: str, other: str) -> str:
     """What two texts begin with, up to the last white space: a word that only begins alike belongs to the answers."""
-    same = "".join(a for a, _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
+    same = one[: alike(one, other)]
     return same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
 
 
@@ -80,7 +85,9 @@ def _chat_preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> d
     if not all(answers):
         return {"chosen": None, "rejected": None, "tools": None, "options": None}
     if not asked or all(answer[0]["role"] != "assistant" for answer in answers):
-        asked, answers = _divided(*answers)
+        # The turns that both begin with.
+        same = alike(*answers)
+        asked, answers = answers[0][:same], [answer[same:] for answer in answers]
     asked = _with_system(row, [*history_of(row, where), *asked], where)
     chosen, rejected = ([*map(_unlearned, asked), *answer] for answer in answers)
     return _as_json({"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected)}, row, where)
@@ -113,14 +120,6 @@ def _said(role: str, value: Any, column: str, where: str) -> list[dict[str, Any]
         text = _text(value, column, where)
         return [{"role": role, "content": text}] if text else []
     return messages_of([value] if isinstance(value, Mapping) else value, where)
-
-
-def _divided(
-    chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """The turns that two conversations begin with, and the rest of each."""
-    same = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
-    return chosen[:same], [chosen[same:], rejected[same:]]
 
 
 def _pair(layout: RowLayout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:

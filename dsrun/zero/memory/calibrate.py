@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.machine.gpus import LocalGpu
+from dsrun.machine.gpus import LocalGpu, visible_gpus
 from dsrun.models.folder import FoundModel
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.records import read_records
+from dsrun.system.host import cores, require_training_packages
+from dsrun.system.process.proc import capture
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.calibration import MemoryComparison
+from dsrun.zero.memory.calibration import MemoryComparison, resident, save
 from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import GpuCluster
-from dsrun.zero.memory.strategy import PlanCandidate
+from dsrun.zero.memory.plan_table import CommandOptions, train_argv
+from dsrun.zero.memory.strategy import PlanCandidate, gpu
 
 STEPS = 2
 SECONDS = 3600.0
@@ -36,9 +41,6 @@ def calibrate(
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
     ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
     """
-    from dsrun.machine.gpus import visible_gpus
-    from dsrun.system.host import require_training_packages
-
     require_training_packages()
     row, request = made.choice, made.request
     if row is None:
@@ -50,7 +52,7 @@ def calibrate(
             f" {request.cluster.world}",
             fix="plan for the GPUs here",
         )
-    other = next((gpu for gpu in gpus if is_another(gpu, request.cluster)), None)
+    other = next((each for each in gpus if is_another(each, request.cluster)), None)
     if other is not None:
         raise UsageError(
             f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}",
@@ -64,18 +66,16 @@ def calibrate(
     return compare(made, row, found, records, on_gpu=bool(gpus), notify=notify)
 
 
-def is_another(gpu: LocalGpu, planned: GpuCluster) -> bool:
+def is_another(here: LocalGpu, planned: GpuCluster) -> bool:
     """Whether a GPU is of another architecture than those planned for, or smaller."""
-    if gpu.capability is not None and planned.model.capability not in ((0, 0), gpu.capability):
+    if here.capability is not None and planned.model.capability not in ((0, 0), here.capability):
         return True
-    size = planned.memory if gpu.memory_total is None else gpu.memory_total / GIB
+    size = planned.memory if here.memory_total is None else here.memory_total / GIB
     return size < (1 - SAME_SIZE) * planned.memory
 
 
 def _on_cpu(made: MemoryPlan, row: PlanCandidate) -> tuple[MemoryPlan, PlanCandidate]:
     """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
-    from dsrun.system.host import cores
-
     request = made.request
     ranks = min(request.cluster.per_node, cores())
     small = replace(row, micro_batch=min(row.micro_batch, CPU_MICRO_BATCH))
@@ -87,8 +87,6 @@ def training_argv(
     made: MemoryPlan, row: PlanCandidate, found: FoundModel, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
-    from dsrun.zero.memory.plan_table import CommandOptions, train_argv
-
     request = made.request
     data = scratch / "train.jsonl"
     samples = row.micro_batch * request.cluster.world * STEPS
@@ -110,10 +108,6 @@ def training_argv(
 
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
-    from dsrun.runs.folder import RunFolder
-    from dsrun.runs.records import read_records
-    from dsrun.system.process.proc import capture
-
     done = capture([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -131,9 +125,6 @@ def compare(
     notify: Callable[[str], None],
 ) -> MemoryComparison:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
-    from dsrun.zero.memory import strategy
-    from dsrun.zero.memory.calibration import MemoryComparison, resident, save
-
     plain = replace(made.request, factor=1.0)
     if not records:
         raise MissingError("the two steps left no memory figures in metrics.jsonl")
@@ -141,11 +132,11 @@ def compare(
         measured = max(int(each.get("host_memory_peak", each["host_memory"])) for each in records)
         predicted = resident(plain, row.strategy, row.micro_batch)
         return MemoryComparison(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
-    gpu = strategy.gpu(plain, row.strategy, row.micro_batch)
-    measured = max(int(each["gpu_memory_peak"]) for each in records) + gpu.buffers.context
+    peak = gpu(plain, row.strategy, row.micro_batch)
+    measured = max(int(each["gpu_memory_peak"]) for each in records) + peak.buffers.context
     saved = None
     try:
-        saved = save(found.config, plain, gpu.total, measured)
+        saved = save(found.config, plain, peak.total, measured)
     except OSError as error:  # the figures took minutes, and are worth knowing without it
         notify(f"the correction cannot be kept for later plans: {error}")
-    return MemoryComparison(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)
+    return MemoryComparison(what="a GPU", predicted=peak.total, measured=measured, saved=saved)

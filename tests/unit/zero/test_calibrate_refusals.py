@@ -36,7 +36,7 @@ def made(gpus: str, nodes: int = 1, **changes):
 @pytest.fixture
 def no_steps(monkeypatch):
     """Training a step would be the failure."""
-    monkeypatch.setattr("dsrun.system.process.proc.capture", lambda *args, **options: pytest.fail("a step was taken"))
+    monkeypatch.setattr("dsrun.zero.memory.calibrate.capture", lambda *args, **options: pytest.fail("a step was taken"))
 
 
 @pytest.mark.usefixtures("no_steps")
@@ -57,7 +57,7 @@ def test_calibrate_plan_where_nothing_fits_refused(found):
     ],
 )
 def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found, monkeypatch):
-    monkeypatch.setattr("dsrun.machine.gpus.visible_gpus", lambda: [object()] * here)
+    monkeypatch.setattr("dsrun.zero.memory.calibrate.visible_gpus", lambda: [object()] * here)
     with pytest.raises(UsageError, match=words) as caught:
         calibrate(planned, found, notify=pytest.fail)
     assert caught.value.fix == "plan for the GPUs here"
@@ -80,7 +80,7 @@ def gpu(name, memory, capability):
 )
 def test_calibrate_plan_for_other_gpu_model_refused(planned, name, memory, capability, found, monkeypatch):
     here = gpu(name, memory, capability)
-    monkeypatch.setattr("dsrun.machine.gpus.visible_gpus", lambda: [here])
+    monkeypatch.setattr("dsrun.zero.memory.calibrate.visible_gpus", lambda: [here])
     with pytest.raises(UsageError, match=f"which has {name}, and the plan is for a100-80"):
         calibrate(made(planned), found, notify=pytest.fail)
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.rows.normal import alike
 
 ChatMessages = list[dict[str, Any]]
 Spans = list[tuple[int, int]]
@@ -55,11 +56,6 @@ class WrittenAnswer:
         if not (signs.ends and text.startswith(body) and body.rstrip().endswith(signs.ends)):
             return None
         return [(left, min(right, len(body))) for left, right in self.spans if left < len(body)]
-
-
-def _same(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +163,7 @@ class ChatRenderer:
             # After a tool's result a header may be missing in the prompt alone.
             header = "" if prompt.endswith(self.signs.header) else self.signs.header
             return len(prompt) + len(header) * whole.startswith(header, len(prompt))
-        fork, begin = _same(prompt, whole), _same(prompt, self.render(before))
+        fork, begin = alike(prompt, whole), alike(prompt, self.render(before))
         if fork < begin:
             return None
         # A generation prompt of its own kind, as one that opens a reasoning which this answer does not have. The two
@@ -227,4 +223,5 @@ def _signs_of(tokenizer: Any, template: str) -> TurnSigns:
     _, end, tail = after.rpartition(tokenizer.eos_token or "\0")
     always = tail if end and asked.endswith(tail) and any(token in tail for token in control) else ""
     ends = tuple(token for token in control if token in after.removesuffix(always))
-    return TurnSigns(control, ends, prompt[_same(asked, prompt) :], _THOUGHT in before or _opens(prompt), always)
+    header = prompt[alike(asked, prompt) :]
+    return TurnSigns(control, ends, header, _THOUGHT in before or _opens(prompt), always)
