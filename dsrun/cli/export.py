@@ -11,6 +11,7 @@ import click
 
 from dsrun.checkpoints import export_source
 from dsrun.cli.options import DEBUG, declared
+from dsrun.datafiles import toml_beside
 from dsrun.errors import DsrunError, UsageError
 from dsrun.models.folder import find
 from dsrun.runs.folder import RunFolder
@@ -19,15 +20,6 @@ from dsrun.system.host import require_training_packages
 from dsrun.system.terminal.stderr import print_detail, print_note
 
 EXPORTER = "dsrun.train.export"
-
-# No GPU is needed, and its driver would only take memory.
-# glibc's malloc keeps freed blocks of up to 32 MiB unless it maps and unmaps them (mallopt(3)).
-ENVIRONMENT = {
-    "DS_ACCELERATOR": "cpu",
-    "CUDA_VISIBLE_DEVICES": "",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-}
 
 _PATH = click.Path(path_type=Path)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
@@ -49,7 +41,7 @@ def export(*, source: Path, to: Path, merge_lora: bool, max_shard_size: str, for
         "force": force,
         **_base(given["base"], chosen, given["text_only"]),
     }
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(toml_beside(__file__)["environment"])
     print_detail(f"exporting {chosen} to {to}")
     os.execv(sys.executable, [sys.executable, "-m", EXPORTER, json.dumps(request)])
 

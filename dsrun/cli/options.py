@@ -54,34 +54,31 @@ def format_option(function: Declared) -> Declared:
     return shown(DEBUG(function))
 
 
-def _targets(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """The values of --notify as they are, each checked; raises UsageError for a wrong one."""
-    if values:
-        imported("dsrun.notifications.notify_target:parse_targets")(values)
-    return values
+def _handed_to(name: str) -> Callable[..., Any]:
+    """A callback that leaves what is given as it is, once "module:function" has got it, which may raise UsageError."""
+
+    def call(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        if value:
+            imported(name)(value)
+        return value
+
+    return call
 
 
 notify_option = click.option(
     "--notify",
     multiple=True,
-    callback=_targets,
+    callback=_handed_to("dsrun.notifications.notify_target:parse_targets"),
     metavar="env:NAME|URL|COMMAND",
     help="where messages about the run go: Slack, Teams, e-mail …; may be repeated",
 )
 
 
-def _chosen_format(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """Chosen before other options are read, so that what is wrong with these is written in it."""
-    if value is not None:
-        imported("dsrun.system.terminal.log_format:choose")(value)
-    return value
-
-
 log_format_option = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
-    callback=_chosen_format,
-    is_eager=True,
+    callback=_handed_to("dsrun.system.terminal.log_format:choose"),
+    is_eager=True,  # before other options, so that what is wrong with these is written in it
     help="what stderr takes: text, or JSON lines in the Elastic Common Schema",
 )
 

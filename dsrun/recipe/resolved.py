@@ -6,7 +6,7 @@ run folder, for requeued jobs, and for later starts to be compared with.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,19 +130,12 @@ def _changes(shown: str, name: str, old: Any, new: Any) -> list[str]:
     return [f"{shown}: {before} -> {after}"]
 
 
-@dataclass(frozen=True)
-class StoredRecipe:
-    """recipe.json of a run folder; `signed` are the signatures of the run that wrote it."""
-
-    recipe: Recipe
-    signed: frozenset[str]
-
-
-def read_stored(folder: RunFolder) -> StoredRecipe | None:
-    """The recipe that the run folder's last start trained by; None if there is none that this version can read."""
+def read_stored(folder: RunFolder) -> tuple[Recipe, frozenset[str]] | None:
+    """The recipe that the run folder's last start trained by, from its recipe.json, and the signatures of the run that
+    wrote it; None if there is none that this version can read."""
     try:
         found = json.loads(folder.recipe.read_text(encoding="utf-8"))
-        return StoredRecipe(from_json(found, str(folder.recipe)), frozenset(found["signed"]))
+        return from_json(found, str(folder.recipe)), frozenset(found["signed"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError):
         return None
 
@@ -161,10 +154,11 @@ def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, 
     stored = read_stored(folder)
     if stored is None:
         return requested, None
-    changed = differences(stored.recipe, requested)
-    if not stored.signed.isdisjoint(earlier_signatures(environ)):
+    recipe, signed = stored
+    changed = differences(recipe, requested)
+    if not signed.isdisjoint(earlier_signatures(environ)):
         notice = f"the run keeps the settings it started with; changed since: {'; '.join(changed)}"
-        return with_secrets_of(stored.recipe, requested), notice if changed else None
+        return with_secrets_of(recipe, requested), notice if changed else None
     if not changed or requested.spec.resume == "never":
         return requested, None
     return requested, f"settings changed since the last start in {folder.path}: {'; '.join(changed)}"

@@ -17,16 +17,17 @@ from dsrun.zero.view import ConfigView
 
 class ConfigRule(NamedTuple):
     """`when` the settings meet, a finding at `key`: an error where DeepSpeed stops, a warning where it ignores one.
+    Rules about flags have none: they refuse what the JSON does not show.
 
     With `in_train` it is `dsrun train` that cannot do it: an error in a file for the Trainer, nothing in one for
     DeepSpeed alone, and a warning where it is not known whose it is.
     """
 
     when: str
-    key: str
     message: str
     fix: str
     source: str
+    key: str = ""
     level: Level = "error"
     code: str = "conflict"
     in_train: bool = False
@@ -50,8 +51,9 @@ def read_rules(table: str) -> dict[str, Any]:
 
 
 @cache
-def rules() -> tuple[ConfigRule, ...]:
-    return tuple(ConfigRule(**rule) for rule in read_rules("config").values())
+def rules(table: str = "config") -> tuple[ConfigRule, ...]:
+    """Those about a configuration, or about "flags"."""
+    return tuple(ConfigRule(**rule) for rule in read_rules(table).values())
 
 
 def names_of(view: ConfigView, terms: Mapping[str, str] | None = None, /, **names: Any) -> SubjectNames:

@@ -19,7 +19,6 @@ from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 from dsrun.zero.generate.blocks import MOVED
 from dsrun.zero.generate.explain import meanings
-from dsrun.zero.generate.flag_rules import FlagRule, flag_rules
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.rules import ConfigRule, rules
@@ -104,7 +103,7 @@ def config() -> str:
         "Refused by name, with what to write instead. The places are below `deepspeed/` unless they say otherwise.",
         table(
             ("what is refused", "way out", "where it follows from"),
-            [*map(_rule_row, flag_rules()), *map(_rule_row, rules())],
+            [*map(_rule_row, rules("flags")), *map(_rule_row, rules())],
         ),
         "## What each key does",
         table(("key", "meaning"), [(f"`{key}`", text) for key, text in sorted(meanings().items())]),
@@ -151,7 +150,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _rule_row(rule: FlagRule | ConfigRule) -> tuple[str, str, str]:
+def _rule_row(rule: ConfigRule) -> tuple[str, str, str]:
     return _plain(rule.message), _plain(rule.fix), rule.source
 
 

@@ -6,19 +6,14 @@ from itertools import takewhile
 import click
 
 from dsrun.cli.options import LazyGroup, declaration, field_option, lazy_callback, write_grouped_options
+from dsrun.datafiles import toml_beside
 from dsrun.engine_options import OPTIMIZER_ONLY
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
 from dsrun.zero.generate.spec import ZeroSpec, options
 
-# name -> ("module:attribute", one line for --help)
-COMMANDS = {
-    "check": ("dsrun.cli.config.lint:check_command", "find errors in a configuration"),
-    "upgrade": ("dsrun.cli.config.lint:upgrade_command", "replace keys of older releases"),
-}
+_TABLE = toml_beside(__file__)
 LARGEST = 2**63
-# Flags that people know from elsewhere, and what does the same here.
-ONCE = {"--mics": "--hpz", "--mics-shard-size": "--hpz", "--cpu-offload": "--offload cpu", "--amp": "--bf16 or --fp16"}
 
 
 def whole(value: str) -> int:
@@ -94,7 +89,7 @@ def _unknown_flags(names: list[str], known: set[str]) -> UsageError:
 
 def _meant(name: str, known: set[str]) -> str | None:
     """What to write for an unknown flag; None where nothing is like it."""
-    if once := ONCE.get(name.replace("_", "-")):
+    if once := _TABLE["instead"].get(name.replace("_", "-")):
         return f"use {once}"
     if match := nearest(name, known):
         return f"did you mean {match}?"
@@ -106,4 +101,4 @@ def _meant(name: str, known: set[str]) -> str | None:
 
 _declared = declaration(__file__, own={"_OFFLOAD": click.Choice(("none", "cpu", "nvme", OPTIMIZER_ONLY))})
 _declared["params"][:0] = [field_option(each, TYPES) for each in options().values()]
-command = ConfigGroup(callback=lazy_callback("dsrun.cli.config.generate:run"), lazy=COMMANDS, **_declared)
+command = ConfigGroup(callback=lazy_callback("dsrun.cli.config.generate:run"), lazy=_TABLE["commands"], **_declared)

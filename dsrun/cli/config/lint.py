@@ -103,8 +103,7 @@ def upgrade_file(file: str, output: str | None, in_place: bool, force: bool) -> 
             raise UsageError("--in-place: accelerate's YAML becomes a DeepSpeed JSON", fix="-o ds.json")
         upgraded, changes, left = _accelerate_file(accelerate, output)
     elif file.endswith(YAML):
-        run_file = upgrade_run_file(Path(file), file)
-        upgraded, changes, left = run_file.text, list(run_file.changes), list(run_file.left)
+        upgraded, changes, left = upgrade_run_file(Path(file), file)
     else:
         upgraded, changes, left = _deepspeed_config(file, output)
     if changes or not in_place:

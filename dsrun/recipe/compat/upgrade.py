@@ -1,7 +1,6 @@
 """The removed training flags of a run.yaml, rewritten in place: comments and layout stay."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ from dsrun.system.yaml_nodes import yaml_text
 SECTION = "train"
 
 
-@dataclass(frozen=True)
-class UpgradedRun:
-    """The new text, one line for each change, and one for each flag that has no equivalent and was left alone."""
-
-    text: str
-    changes: tuple[str, ...]
-    left: tuple[str, ...]
-
-
 Edit = tuple[int, int, str]
 """The characters from one to another place, and what to put in their place."""
 
 
-def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
-    """Rewrite the removed training flags of a run.yaml. `shown` is the path as the user wrote it.
+def upgrade_run_file(path: Path, shown: str) -> tuple[str, list[str], list[str]]:
+    """Rewrite the removed training flags of a run.yaml: the new text, one line for each change, and one for each flag
+    that has no equivalent and was left alone. `shown` is the path as the user wrote it.
 
     Raises UsageError for a file that `dsrun train --config` would not read either.
     """
@@ -52,7 +43,7 @@ def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
         changes.append(str(notice))
     for start, end, new in reversed(edits):
         text = text[:start] + new + text[end:]
-    return UpgradedRun(text, tuple(changes), tuple(left))
+    return text, changes, left
 
 
 def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:

@@ -58,10 +58,6 @@ class ConfigContext(NamedTuple):
     def preset(self) -> SpeedPreset:
         return PRESETS[self.spec.preset]
 
-    def offloads(self, place: str) -> bool:
-        """Whether anything is offloaded to `place`."""
-        return place in (self.spec.offload_optimizer, self.spec.offload_param)
-
 
 def fixed(name: str) -> FlatConfig:
     """Keys whose values and reasons are always the same."""

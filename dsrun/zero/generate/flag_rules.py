@@ -5,14 +5,13 @@ The rules are in the table "flags" of rules.toml.
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate
 from dsrun.errors import UsageError
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, given
-from dsrun.zero.rules import read_rules
+from dsrun.zero.rules import read_rules, rules
 
 STAGES = (0, 1, 2, 3)
 
@@ -24,15 +23,6 @@ STAGES_OF_OPTION = {
 }
 
 
-class FlagRule(NamedTuple):
-    """Flags that do not go together and that the JSON does not show."""
-
-    when: str
-    message: str
-    fix: str
-    source: str
-
-
 def _batch_differs(spec: ZeroSpec) -> bool:
     """Whether the batch sizes that are given leave no number for the rest."""
     shared = max(1, spec.autotp * spec.sequence_parallel)
@@ -40,11 +30,6 @@ def _batch_differs(spec: ZeroSpec) -> bool:
     made = prod(each or 1 for each in parts)
     total = spec.global_batch_size
     return total is not None and (total != made if all(parts) else total % made != 0)
-
-
-@cache
-def flag_rules() -> tuple[FlagRule, ...]:
-    return tuple(FlagRule(**rule) for rule in read_rules("flags").values())
 
 
 def names_of(spec: ZeroSpec) -> SubjectNames:
@@ -63,7 +48,7 @@ def check_flags(spec: ZeroSpec) -> None:
             listed = " or ".join(map(str, stages))
             raise UsageError(f"{flag_of(each.name)} does nothing under --zero {spec.stage}", fix=f"use --zero {listed}")
     names = names_of(spec)
-    for rule in flag_rules():
+    for rule in rules("flags"):
         if evaluate(rule.when, names):
             raise UsageError(rule.message.format(**asdict(spec)), fix=rule.fix.format(**asdict(spec)))
 

@@ -110,14 +110,6 @@ def scheduler(case: ConfigContext) -> FlatConfig:
 
 def extras(case: ConfigContext) -> FlatConfig:
     """Blocks that other switches bring along."""
-    spec, flat = case.spec, FlatConfig()
-    if spec.zenflow:
-        flat |= fixed("zenflow")
-    if case.offloads("nvme"):
-        flat |= fixed("aio")
-    requested = spec.activation_checkpointing
-    if requested or (requested is None and case.preset.activation_checkpointing and not case.trainer):
-        why = "asked for" if requested else f"preset {spec.preset}, for models that call deepspeed.checkpointing"
-        for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
-            flat[f"activation_checkpointing.{key}"] = ReasonedValue(False, f"{why}; off unless asked for")
-    return flat
+    flat = fixed("zenflow") if case.spec.zenflow else FlatConfig()
+    flat |= fixed("aio") if "nvme" in (case.spec.offload_optimizer, case.spec.offload_param) else {}
+    return flat | written("extras", case)

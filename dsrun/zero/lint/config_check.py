@@ -1,6 +1,5 @@
 """check(): everything that is the matter with a DeepSpeed config, at once; refuse_errors(): the same before a run."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.source import JsonSource, NotJsonError, dotted, read
+from dsrun.zero.lint.source import PATTERNS, JsonSource, NotJsonError, dotted, read
 from dsrun.zero.lint.structure import check_reading, check_structure, leaves
 from dsrun.zero.lint.table import checks_of
 from dsrun.zero.lint.trainer import check_against, check_auto
@@ -38,12 +37,6 @@ CHECKS = (
     check_advice,
     checks_of("defaults"),
     check_against,
-)
-# Of a template that nobody has filled in: "<batch size>", {{ lr }}, ${MICRO}, YOUR_TEAM, /path/to/nvme.
-PLACEHOLDER_TEXT = re.compile(
-    r"<[^<>]+>|\{\{.*\}\}|\$\{?\w+\}?|%\(?\w+\)?[sd]?|\.\.\.|…|__[A-Za-z]\w*__"
-    r"|(TODO|FIXME|TBD|XXX+|CHANGE_?ME|REPLACE_?ME)\b.*|(?i:your)[_ -].*|MY_[A-Z_]+|.*\bpath/to/.*",
-    re.DOTALL,
 )
 WORDS = {"True": "true", "False": "false", "None": "null"}
 HJSON = ("comment", "trailing_comma", "mark")
@@ -127,7 +120,7 @@ def _check_text(source: JsonSource, target: ConfigTarget | None, report: ConfigF
 def _name_placeholders(config: dict[str, Any], report: ConfigFindings) -> None:
     """Call the placeholders of a config what they are, where an error complains about one; warn of the others."""
     for path, value in leaves(config):
-        if not isinstance(value, str) or not PLACEHOLDER_TEXT.fullmatch(value.strip()):
+        if not isinstance(value, str) or not PATTERNS["placeholder"].fullmatch(value.strip()):
             continue
         place, wrong = f"{dotted(path)} (", False
         named = finding_of("placeholder", key=path[-1], value=shown(value))

@@ -12,17 +12,13 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal, NamedTuple
 
+from dsrun.datafiles import toml_beside
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.schema import Path
 
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
 
-NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
-# What templates have in the place of a value: <batch>, $MICRO, __LR__, …; {{ batch }} and {...} begin like an object.
-UNFILLED = re.compile(r"<|\$|%|__[A-Za-z]|\.\.\.|…")
-TEMPLATE = re.compile(r"\{\{[^{}]*\}\}|\{\s*(\.\.\.|…)\s*\}")
-WORD = re.compile(r"[^\s,:\[\]{}\"'#]+")
-SKIPPED = re.compile(r"[ \t\n\r]+|((?://|#)[^\n]*|/\*.*?\*/)", re.DOTALL)
+PATTERNS = {name: re.compile(text) for name, text in toml_beside(__file__)["patterns"].items()}
 # Literal -> its value and, where JSON has not got it, the kind of issue. json.load takes the numbers too.
 LITERALS: dict[str, tuple[Any, IssueKind | None]] = {
     "true": (True, None),
@@ -35,7 +31,6 @@ LITERALS: dict[str, tuple[Any, IssueKind | None]] = {
     "Infinity": (math.inf, "number_word"),
     "-Infinity": (-math.inf, "number_word"),
 }
-SINGLE_QUOTED = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
 # What is written the other way round in the two kinds of quotes.
 SWAPPED = {"\\'": "'", '"': '\\"'}
 DEEPEST = 100
@@ -132,7 +127,7 @@ class _JsonReader:
 
     def _skip(self) -> None:
         """Go on to the next thing that is neither blank nor comment."""
-        while match := SKIPPED.match(self.text, self.at):
+        while match := PATTERNS["skipped"].match(self.text, self.at):
             if match[1]:
                 self.source.issues.append(SyntaxIssue("comment", self._position(), match[1].strip()))
             self.at = match.end()
@@ -143,14 +138,14 @@ class _JsonReader:
         if depth > DEEPEST:
             raise self._error("not_json.deep", deepest=DEEPEST)
         head = self._peek()
-        if template := TEMPLATE.match(self.text, self.at):
+        if template := PATTERNS["template"].match(self.text, self.at):
             raise self._error("not_json.placeholder", word=template.group())
         if head in ("{", "["):
             return self._object(path, depth) if head == "{" else self._list(path, depth)
         if head in ('"', "'"):
             return self._string()
-        number = NUMBER.match(self.text, self.at)
-        word = WORD.match(self.text, self.at)
+        number = PATTERNS["number"].match(self.text, self.at)
+        word = PATTERNS["word"].match(self.text, self.at)
         if number and word and number.end() == word.end():
             try:
                 value = float(number[0]) if number[1] or number[2] else int(number[0])
@@ -170,7 +165,7 @@ class _JsonReader:
             return value
         if not word:
             raise self._error("not_json.no_value" if self.at < len(self.text) else "not_json.ends")
-        if UNFILLED.match(word):
+        if PATTERNS["unfilled"].match(word):
             raise self._error("not_json.placeholder", word=word)
         number = finite(word)
         fix = None if number is None else text_of("not_json.word.number", value=number)
@@ -179,7 +174,7 @@ class _JsonReader:
     def _string(self) -> str:
         start = self.at
         if self._peek() == "'":
-            match = SINGLE_QUOTED.match(self.text, start)
+            match = PATTERNS["single_quoted"].match(self.text, start)
             if match is None:
                 raise self._error("not_json.open_quote", start)
             self.source.issues.append(SyntaxIssue("single_quotes", self._position(), match.group()))

@@ -23,7 +23,7 @@ from dsrun.zero.generate import flag_rules as flag_rules_module
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
-from dsrun.zero.generate.flag_rules import STAGES_OF_OPTION, flag_rules
+from dsrun.zero.generate.flag_rules import STAGES_OF_OPTION
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.rules import rules
@@ -275,10 +275,10 @@ def test_every_flag_rule_has_an_example():
     met = {
         id(rule)
         for asked, _ in FLAGS
-        for rule in flag_rules()
+        for rule in rules("flags")
         if evaluate(rule.when, flag_rules_module.names_of(ZeroSpec(**asked)))
     }
-    assert [rule.message for rule in flag_rules() if id(rule) not in met] == []
+    assert [rule.message for rule in rules("flags") if id(rule) not in met] == []
 
 
 OTHERS = {"--learning_rate", "--warmup_steps", "--max_steps", "--optim", "--offload"}
@@ -286,7 +286,7 @@ OTHERS = {"--learning_rate", "--warmup_steps", "--max_steps", "--optim", "--offl
 
 def test_flag_rules_name_existing_flags():
     flags = {flag_of(name) for name in options()} | OTHERS
-    for rule in flag_rules():
+    for rule in rules("flags"):
         for word in re.findall(r"--[a-z][a-z0-9_-]*", f"{rule.message} {rule.fix}"):
             assert word in flags, rule.message
     assert STAGES_OF_OPTION.keys() <= options().keys()
