@@ -39,5 +39,4 @@ def settings_on(demo: str, ranks: int, *, sizes: bool, auto: bool) -> dict[str, 
 
 def model_config(name: str) -> dict[str, Any]:
     """The config.json of a demo."""
-    config: dict[str, Any] = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))
-    return config
+    return dict(json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8")))

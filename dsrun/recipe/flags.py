@@ -4,14 +4,12 @@ The second half is data (hf_flags.json, written by tools/harvest_hf_flags.py), s
 suggestion cost no import of transformers.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import json_beside, toml_beside
 from dsrun.options import by_group, key_of, type_text, value_kind
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.secrets import MASK, masked_values
@@ -152,10 +150,7 @@ def hf_flags() -> dict[str, RecipeFlag]:
 
 @cache
 def _harvest() -> dict[str, Any]:
-    # Not importlib.resources: its import alone takes longer than all the parsing.
-    text = Path(__file__).with_name("hf_flags.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return dict(json_beside(__file__, "hf_flags.json"))
 
 
 def _hf_flag(key: str, entry: Mapping[str, Any]) -> RecipeFlag:

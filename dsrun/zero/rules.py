@@ -46,8 +46,7 @@ class ConfigRule(NamedTuple):
 @cache
 def read_rules(table: str) -> dict[str, Any]:
     """A table of rules.toml: the rules of "config" or "flags" by their names, or the "terms" of one of them."""
-    found: dict[str, Any] = toml_beside(__file__)[table]
-    return found
+    return dict(toml_beside(__file__)[table])
 
 
 @cache

@@ -42,8 +42,7 @@ class SchemaBlock(NamedTuple):
 
 @cache
 def _content() -> dict[str, Any]:
-    found: dict[str, Any] = json_beside(__file__, "ds_schema.json")
-    return found
+    return dict(json_beside(__file__, "ds_schema.json"))
 
 
 @cache
@@ -65,14 +64,12 @@ def legacy() -> dict[str, Any]:
 
 def optimizer_params() -> dict[str, list[str] | None]:
     """DeepSpeed's own optimizers, in lower case, with the keys of `params` (None: unknown)."""
-    found: dict[str, list[str] | None] = _content()["optimizers"]["deepspeed"]
-    return found
+    return dict(_content()["optimizers"]["deepspeed"])
 
 
 def torch_optimizers() -> dict[str, dict[str, bool]]:
     """torch.optim's optimizers: keyword -> whether it must be given."""
-    found: dict[str, dict[str, bool]] = _content()["optimizers"]["torch"]
-    return found
+    return dict(_content()["optimizers"]["torch"])
 
 
 def schedulers() -> dict[str, dict[str, bool]]:

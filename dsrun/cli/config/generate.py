@@ -51,7 +51,11 @@ def run(**values: Any) -> int:
             name: options()[name].default if value is None else value for name, value in values.items()
         }
         spec = _with_batch(ZeroSpec(**given))
-        facts = _facts(spec)
+        facts = HardwareFacts()
+        if spec.model is not None or spec.gpu is not None:
+            from dsrun.cli.config.facts import find_facts  # shapes of models and the table of GPUs
+
+            facts = find_facts(spec)
         if own["explain"]:
             text = (as_json if own["form"] == "json" else as_text)(explain(spec, facts)) + "\n"
         else:
@@ -82,12 +86,3 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
     return replace(
         spec, global_batch_size=plan.global_batch, micro_batch_size=plan.micro_batch, accumulation=plan.accumulation
     )
-
-
-def _facts(spec: ZeroSpec) -> HardwareFacts:
-    """What is known about the spec's model and GPU, if it names one."""
-    if spec.model is None and spec.gpu is None:
-        return HardwareFacts()
-    from dsrun.cli.config.facts import find_facts  # shapes of models and the table of GPUs
-
-    return find_facts(spec)

@@ -30,11 +30,17 @@ def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts
     if facts is not None or given["partition"]:
         job.ask(interview, _partition_question(facts, default), given)
     if given["account"] or job.needs_account():
-        job.ask(interview, _account_question(facts), given)
+        known = facts.accounting if facts else None
+        mine = dict.fromkeys(each.account for each in known.associations) if known else {}
+        job.ask(interview, question(ACCOUNT, str, choices=[(name, "") for name in mine]), given)
     partition = facts.partition(job.spec.partition) if facts else None
     job.ask(interview, _gpus_question(facts, partition), given)
-    job.ask(interview, _nodes_question(partition), given)
-    job.ask(interview, _time_question(partition, is_demo=is_demo), given)
+    least = max(1, partition.min_nodes if partition else 1)
+    why = "one is enough to begin with" if least == 1 else "the least that the partition takes"
+    job.ask(interview, question("--nodes", str, default=str(least), why=why), given)
+    longest = min(partition.time_limit if partition else NO_LIMIT, DEMO_TIME_S if is_demo else LONGEST_DEFAULT_S)
+    why = "the demo takes minutes" if is_demo else "an unfinished job is requeued and resumes from its checkpoint"
+    job.ask(interview, question("--time", str, default=clock(longest), why=why), given)
     for line in job.remarks():
         print_note(line)
     return job
@@ -123,18 +129,6 @@ def _partition_question(facts: ClusterFacts | None, default: str | None) -> Init
     return question("--partition", str, choices=choices, default=default, why=why)
 
 
-def _account_question(facts: ClusterFacts | None) -> InitQuestion[str]:
-    known = facts.accounting if facts else None
-    mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
-    return question(ACCOUNT, str, choices=[(name, "") for name in mine])
-
-
-def _nodes_question(partition: Partition | None) -> InitQuestion[str]:
-    least = max(1, partition.min_nodes if partition else 1)
-    why = "one is enough to begin with" if least == 1 else "the least that the partition takes"
-    return question("--nodes", str, default=str(least), why=why)
-
-
 def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> InitQuestion[str]:
     usual = facts.usual_gpus(partition.name if partition else None) if facts else None
     kinds = {}
@@ -155,10 +149,3 @@ def _check_gpus(text: str) -> str:
     if parse_gpus(written_gpus(text)) is None:
         raise UsageError(f"--gpus-per-node {text} is not a number of GPUs", fix="4, or a100:4")
     return written_gpus(text)
-
-
-def _time_question(partition: Partition | None, *, is_demo: bool) -> InitQuestion[str]:
-    limit = partition.time_limit if partition else NO_LIMIT
-    default = min(limit, DEMO_TIME_S if is_demo else LONGEST_DEFAULT_S)
-    why = "the demo takes minutes" if is_demo else "an unfinished job is requeued and resumes from its checkpoint"
-    return question("--time", str, default=clock(default), why=why)

@@ -8,7 +8,7 @@ import click
 
 from dsrun.cli.init.columns import ask_chat_template, with_columns
 from dsrun.cli.init.data import ask_data, ask_task
-from dsrun.cli.init.interview import InitAnswer, InitInterview, question
+from dsrun.cli.init.interview import InitInterview, question
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
 from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, commands, plan_command, render_run_yaml
@@ -62,14 +62,10 @@ def _ask(interview: InitInterview, given: dict[str, Any]) -> RunYamlAnswers:
         task=task,
         place=place,
         tuning=tuning,
-        output=_ask_output(interview, given, model.name),
+        output=interview.answer(question("--output", _check_output, default=_free_folder(model.name)), given["output"]),
         dataset_config=given["dataset_config"],
         chat_template=template,
     )
-
-
-def _ask_output(interview: InitInterview, given: dict[str, Any], model: str) -> InitAnswer[str]:
-    return interview.answer(question("--output", _check_output, default=_free_folder(model)), given["output"])
 
 
 def _free_folder(model: str) -> str:

@@ -17,7 +17,10 @@ def pack_rows(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
     capacity = _least_capacity(lengths, rows)
     while (assigned := _best_fit(descending, capacity, rows)) is None:
         capacity += max(1, int(capacity * _RAISE))
-    return [order[row] for row in _without_empty(assigned)]
+    for row in assigned:
+        if not row:  # best fit leaves one empty where few samples fill the others exactly; the fullest gives one
+            row.append(max(assigned, key=len).pop())
+    return [order[row] for row in assigned]
 
 
 def _least_capacity(lengths: np.ndarray, rows: int) -> int:
@@ -59,14 +62,6 @@ def _best_fit(descending: list[int], capacity: int, rows: int) -> list[list[int]
         left = space - length
         by_space.setdefault(left, []).append(row)
         occupied |= 1 << left
-    return contents
-
-
-def _without_empty(contents: list[list[int]]) -> list[list[int]]:
-    """No row empty: best fit leaves one so where few samples fill the others exactly; takes from the fullest."""
-    for row in contents:
-        if not row:
-            row.append(max(contents, key=len).pop())
     return contents
 
 

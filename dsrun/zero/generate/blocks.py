@@ -84,34 +84,11 @@ def filled(path: str) -> ReasonedValue:
 
 def precision_of(case: ConfigContext) -> ReasonedValue:
     """The format of weights and activations: auto only where the Trainer decides."""
-    spec, gpu = case.spec, case.facts.gpu
-    requested = _requested_precision(spec)
-    if requested is not None:
-        return requested
-    if gpu is not None:
-        return _precision_on(gpu, case.facts.model_type)
-    if case.trainer:
-        return ReasonedValue(AUTO, "the Trainer fills it from --bf16 and --fp16")
-    return ReasonedValue("bf16", "every GPU since Ampere computes in bf16, with the range of fp32")
-
-
-def _requested_precision(spec: ZeroSpec) -> ReasonedValue | None:
-    if spec.precision != AUTO:
-        return ReasonedValue(spec.precision, f"asked by --precision {spec.precision}")
-    if spec.torch_autocast != "none":
-        return ReasonedValue("fp32", "--torch-autocast keeps the weights in fp32")
-    if spec.bf16_master_weights:
-        return ReasonedValue("bf16", "--bf16-master-weights means bf16")
-    return None
-
-
-def _precision_on(gpu: "GpuModel", model_type: str | None) -> ReasonedValue:
-    capability = ".".join(map(str, gpu.capability))
-    if gpu.has_bf16:
-        return ReasonedValue("bf16", f"{gpu.name} computes in bf16 (capability {capability})")
-    if family_of(model_type).overflows_in_fp16:
-        return ReasonedValue("fp32", f"{gpu.name} has no bf16, and {model_type} models overflow in fp16")
-    return ReasonedValue("fp16", f"{gpu.name} (capability {capability}) has fp16 but no bf16")
+    gpu, kind = case.facts.gpu, case.facts.model_type
+    more = {"gpu": gpu, "model_type": kind, "overflows": family_of(kind).overflows_in_fp16, "trainer": case.trainer}
+    names = SubjectNames(case.spec, {}, **more)
+    row = next(row for row in TABLES["formats"] if evaluate(row["when"], names))
+    return ReasonedValue(evaluate(row["value"], names), row["why"].format_map(names))
 
 
 def precision(case: ConfigContext) -> FlatConfig:

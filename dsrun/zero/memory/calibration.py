@@ -44,8 +44,8 @@ class MemoryComparison(NamedTuple):
         )
 
 
-def key(config: Mapping[str, Any], request: PlanRequest) -> str:
-    """The file name of a correction: the same model shape, GPU, precision and adapters share one."""
+def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
+    """Where a correction lies: the same model shape, GPU, precision and adapters share one."""
     facts = {
         "config": {name: value for name, value in sorted(config.items()) if not name.startswith("_")},
         "gpu": request.cluster.model.name,
@@ -55,12 +55,8 @@ def key(config: Mapping[str, Any], request: PlanRequest) -> str:
     }
     import hashlib  # OpenSSL, for those who have calibrated
 
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
-    """Where the correction of this model on this GPU lies."""
-    return _folder() / f"{key(config, request)}.json"
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return _folder() / f"{key}.json"
 
 
 def _folder() -> Path:

@@ -78,7 +78,11 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     the model, ToolError when the child process fails on a model that needs it.
     """
     known = found.config["model_type"] in families()
-    stored = _stored(found)
+    stored = None
+    if found.stored:
+        from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
+
+        stored = stored_architecture(found)
     if stored is not None and known:
         stored = _ordered(stored, found.config)
     if meta is None:
@@ -94,14 +98,6 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     trained = is_trained(found.config)
     notes = _notes(found, made.architecture, belongs=stored is not None, trained=trained)
     return made._replace(findings=(*made.findings, *notes), trained=trained)
-
-
-def _stored(found: FoundModel) -> ModelShapes | None:
-    if not found.stored:
-        return None
-    from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
-
-    return stored_architecture(found)
 
 
 def _ordered(stored: ModelShapes, config: Mapping[str, Any]) -> ModelShapes | None:
