@@ -24,6 +24,8 @@ KEYS: dict[str, str] = _TABLE["keys"]
 """Key of the block -> key of the JSON."""
 # What accelerate refuses beside a deepspeed_config_file (DeepSpeedPlugin._deepspeed_config_checks).
 NOT_BESIDE_FILE = (*KEYS, "mixed_precision")
+# Where the YAML says otherwise than JSON what repairs a finding. accelerate's launcher does not pass paths on.
+OWN_FIXES = ("nvme_path_missing.accelerate", "zero3_no_gather_on_save.accelerate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class AccelerateFile:
         name = next((name for name, key in KEYS.items() if key == path), None)
         name = name or next((name for name, key in KEYS.items() if key.startswith(f"{path}.")), None) or BLOCK
         own = f"{finding.code}.accelerate"
-        return replace(finding, where=self.place(name), fix=text_of(own) if own in _TABLE["own_fixes"] else finding.fix)
+        return replace(finding, where=self.place(name), fix=text_of(own) if own in OWN_FIXES else finding.fix)
 
     def place(self, name: str) -> str:
         """`zero_stage (accelerate.yaml:7)`."""
