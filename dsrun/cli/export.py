@@ -21,6 +21,7 @@ from dsrun.system.terminal.stderr import print_detail, print_note
 
 EXPORTER = "dsrun.train.export"
 
+ENVIRONMENT: dict[str, str] = toml_beside(__file__)["environment"]
 _PATH = click.Path(path_type=Path)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
@@ -41,7 +42,7 @@ def export(*, source: Path, to: Path, merge_lora: bool, max_shard_size: str, for
         "force": force,
         **_base(given["base"], chosen, given["text_only"]),
     }
-    os.environ.update(toml_beside(__file__)["environment"])
+    os.environ.update(ENVIRONMENT)
     print_detail(f"exporting {chosen} to {to}")
     os.execv(sys.executable, [sys.executable, "-m", EXPORTER, json.dumps(request)])
 
