@@ -58,7 +58,7 @@ def find_start(run: PreparedRun) -> tuple[elastic.AdaptedCheckpoint | None, dict
         run=run.folder.path,
         notify=notify,
         beat=beat,
-        names=lambda: plain.trainer_order(plan, run.tokenizer),
+        trained=lambda: plain.trainer_order(plan, run.tokenizer),
     )
     return start, facts
 

@@ -43,7 +43,7 @@ from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 logger = logging.getLogger(__name__)
 
 NOTE = "source.json"
-VERSION = 1
+VERSION = 2
 # Files of a Trainer checkpoint that are the same for any number of ranks and any stage.
 SHARED = ("trainer_state.json", "scaler.pt")
 
@@ -77,19 +77,19 @@ def adapt(
     run: Path,
     notify: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
-    names: plain.GroupNames | None = None,
+    trained: Callable[[], plain.TrainerOrder] | None = None,
     built: bool = False,
 ) -> AdaptedCheckpoint:
     """`checkpoint` as a run of `layout` can load it. Call it on every rank: one works, the others wait at a file lock,
-    not in a collective that would time out, and call `beat`. `names` yields the order of parameters in the Trainer's
+    not in a collective that would time out, and call `beat`. `trained` yields the order of parameters in the Trainer's
     own optimizer, needed between ZeRO and plain DDP. `built`: the engine exists already, and its configuration can
     change no more. Raises UsageError where DeepSpeed has no way, and for a damaged checkpoint."""
     saved = layout_of(checkpoint)
     reseed = saved.world_size != layout.world_size
     change = saved.change_to(layout)
     if change == "none" or (change == "order" and not built):
-        order = {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
-        return AdaptedCheckpoint(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
+        changes = {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
+        return AdaptedCheckpoint(checkpoint, checkpoint, deepspeed=changes, reseed=reseed)
     as_saved = f"--nproc {saved.world_size} --zero {saved.stage}"
     refuse("convert", checkpoint=checkpoint, saved=saved, layout=layout, as_saved=as_saved)
     if layout.stage and built and layout.round_robin:
@@ -100,10 +100,10 @@ def adapt(
     with acquire_lock(folder.parent / ".lock", beat):
         if _note(folder) != note:
             notify(f"{checkpoint.name}: {saved.description} → {layout.description}")
-            if names is None and not (saved.stage and layout.stage):
+            if trained is None and not (saved.stage and layout.stage):
                 raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
-            groups = names() if names and not (saved.stage and layout.stage) else []
-            _convert(checkpoint, saved, layout, folder=folder, note=note, groups=groups, beat=beat)
+            order = trained() if trained and not (saved.stage and layout.stage) else plain.TrainerOrder([], None)
+            _convert(checkpoint, saved, layout, folder=folder, note=note, order=order, beat=beat)
     changes = {"checkpoint": {"load_universal": True}} if layout.stage else {}
     if layout.stage in (1, 2):
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
@@ -119,14 +119,14 @@ def _convert(
     *,
     folder: Path,
     note: dict[str, Any],
-    groups: list[list[str]],
+    order: plain.TrainerOrder,
     beat: Callable[[], None],
 ) -> None:
     """Write `folder` atomically; the lock is held, so whatever is left there is of a dead process."""
     work = folder.with_name(f"{folder.name}.partial")
     for old in (work, folder):
         shutil.rmtree(old, ignore_errors=True)
-    source: CheckpointSource = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, groups)
+    source: CheckpointSource = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, order)
     if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
         states = ", ".join(source.states) or "no state per weight"
         raise refusal("checkpoint.states", checkpoint=checkpoint, states=states, layout=layout.description)
@@ -140,7 +140,7 @@ def _convert(
         if layout.stage:
             write_universal(source, work, schedule=schedule, fp16=layout.fp16, beat=beat)
         else:
-            plain.write_plain(source, checkpoint, work, groups, beat=beat)
+            plain.write_plain(source, checkpoint, work, order, beat=beat)
         write_json_atomic(work / NOTE, note)
         os.sync()
         work.rename(folder)

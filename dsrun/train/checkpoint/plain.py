@@ -10,23 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
+from peft import get_peft_model_state_dict
 from transformers import Trainer
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, one_line
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import refusal
-from dsrun.train.checkpoint.weight_files import ExportWeight, stored_weights, write_file
+from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, stored_weights, write_file
 from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.load import AUTO_CLASS
 from dsrun.train.model.parameter_groups import LearningRates
-
-GroupNames = Callable[[], list[list[str]]]
-"""Names of the trainable parameters, group by group, in the order of the Trainer's own optimizer."""
+from dsrun.train.model.zero3 import outside_zero3
 
 ADAPTER = "adapter_model.safetensors"
 ADAM_STATES = ("exp_avg", "exp_avg_sq")
@@ -37,9 +36,47 @@ class ShapeOnly:
     shape: tuple[int, ...]
 
 
-def trainer_order(plan: TrainingPlan, tokenizer: Any) -> list[list[str]]:
-    """The order of parameters in the optimizer that the Trainer makes for `plan`, group by group: those with
-    and without weight decay, or those of each learning rate."""
+class TrainerOrder(NamedTuple):
+    """The names of the trainable parameters, group by group, in the order of the Trainer's own optimizer; and the
+    `model` that has them, without weights."""
+
+    groups: list[list[str]]
+    model: Any
+
+
+def load_weights(checkpoint: Path, like: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """The weights in the files of `checkpoint`, by the names that the modules of the model `like` have for them. Only
+    transformers' own load puts together, renames and turns what its save has taken apart. Raises UsageError where they
+    are not all weights of the model, and nothing else."""
+    try:
+        with outside_zero3():
+            asked = {"config": like.config, "dtype": dtype, "output_loading_info": True}
+            model, info = type(like).from_pretrained(checkpoint, ignore_mismatched_sizes=True, **asked)
+    except (OSError, RuntimeError) as error:  # no weights, or not all parts of one
+        raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=one_line(error)) from error
+    wrong = [
+        f"{kind.removesuffix('_keys')} {name}"
+        for kind, names in sorted(info.items())
+        for name in sorted(map(str, names))
+    ]
+    if wrong:
+        raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=", ".join(wrong[:3]))
+    found: dict[str, torch.Tensor] = model.state_dict()
+    return found
+
+
+def check_adapter(checkpoint: Path, adapted: Any) -> None:
+    """Raise UsageError unless the adapter in `checkpoint` has all weights of the one of `adapted`, and no others."""
+    # Whether embeddings are saved beside it may follow from what the Hub answers.
+    own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+    stored = {each.name for each in stored_weights(checkpoint, ADAPTER)}
+    wrong = sorted((own - stored) | (stored - own - adapted.state_dict().keys()))
+    if wrong:
+        raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=", ".join(wrong[:3]))
+
+
+def trainer_order(plan: TrainingPlan, tokenizer: Any) -> TrainerOrder:
+    """Those of `plan`'s model: the groups with and without weight decay, or one for each learning rate."""
     spec = plan.recipe.spec
     with torch.device("meta"):
         model = AUTO_CLASS[plan.task].from_config(plan.config, trust_remote_code=spec.trust_remote_code)
@@ -50,17 +87,18 @@ def trainer_order(plan: TrainingPlan, tokenizer: Any) -> list[list[str]]:
         model = select_trained(model, spec, plan.task, tokens)
     rates = LearningRates.of(spec)
     if rates:
-        return [group.names for group in rates.groups(model, plan.recipe.value("learning_rate"))]
+        return TrainerOrder([each.names for each in rates.groups(model, plan.recipe.value("learning_rate"))], model)
     # The method looks at the model alone.
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [[n for n in trained if n in decayed], [n for n in trained if n not in decayed]]
+    return TrainerOrder([[n for n in trained if n in decayed], [n for n in trained if n not in decayed]], model)
 
 
 class PlainCheckpoint:
     """A checkpoint of plain DDP, read parameter by parameter as `shards.ZeroCheckpoint` is."""
 
-    def __init__(self, checkpoint: Path, groups: list[list[str]]) -> None:
+    def __init__(self, checkpoint: Path, order: TrainerOrder) -> None:
+        groups = order.groups
         self.checkpoint = checkpoint
         if not (checkpoint / "optimizer.pt").is_file():
             raise UsageError(f"{checkpoint}: it has no optimizer.pt, so nothing could go on from it")
@@ -76,7 +114,9 @@ class PlainCheckpoint:
             # Another optimizer, or a parameter that no batch has reached yet.
             if not self._states.get(number, {}).keys() >= set(ADAM_STATES):
                 raise refusal("checkpoint.no_adam", checkpoint=checkpoint, name=name)
-        self._weights = {weight.name: weight for weight in stored_weights(checkpoint)}
+        # Of the adapter alone, or of the model: another file may hold DPO's reference, under the same names.
+        adapter = stored_weights(checkpoint, ADAPTER)
+        self._weights = {each.name: each.read() for each in adapter} or load_weights(checkpoint, order.model)
 
     @property
     def parameters(self) -> dict[str, ShapeOnly]:
@@ -102,10 +142,10 @@ class PlainCheckpoint:
     def read(self, name: str, state: str = "fp32") -> torch.Tensor:
         if state != "fp32":
             return self._states[self._numbers[name]][state].float().clone()
-        saved = self._weights.get(in_adapter(name)) or self._weights.get(name)
+        saved = self._weights.get(in_adapter(name), self._weights.get(name))
         if saved is None:
             raise UsageError(f"{self.checkpoint}: {name} is not in its weights", fix="resume with --zero 0")
-        return saved.read().float()
+        return saved.float()
 
 
 def in_adapter(name: str) -> str:
@@ -116,9 +156,7 @@ def in_adapter(name: str) -> str:
     return re.sub(r"(\.lora_\w+|\.trainable_tokens_delta)\.default(?=\.|$)", r"\1", name)
 
 
-def write_plain(
-    source: Any, checkpoint: Path, folder: Path, groups: list[list[str]], *, beat: Callable[[], None]
-) -> None:
+def write_plain(source: Any, checkpoint: Path, folder: Path, order: TrainerOrder, *, beat: Callable[[], None]) -> None:
     """Write weights and optimizer.pt as a Trainer without DeepSpeed loads them: the fp32 weights that ZeRO trained, and
     the whole optimizer, which each rank will hold in memory as well."""
     lora = (checkpoint / ADAPTER).is_file()
@@ -127,12 +165,18 @@ def write_plain(
         for name, p in source.parameters.items()
     ]
     known = {weight.name for weight in weights} | set(source.aliases)
-    weights += [weight for weight in stored_weights(checkpoint) if weight.name not in known]
+    if lora:
+        weights += [weight for weight in stored_weights(checkpoint, ADAPTER) if weight.name not in known]
+    else:
+        if set(order.model.state_dict()) - known:
+            rest = load_weights(checkpoint, order.model).items()
+            weights += [ExportWeight(n, w.dtype, tuple(w.shape), w.detach) for n, w in rest if n not in known]
+        weights = as_in_files(weights, order.model)
     write_file(folder / (ADAPTER if lora else "model.safetensors"), weights, beat=beat)
     for name in ("config.json", "generation_config.json", "adapter_config.json"):
         if (checkpoint / name).is_file():
             shutil.copy2(checkpoint / name, folder / name)
-    torch.save(_optimizer(source, groups), folder / "optimizer.pt")
+    torch.save(_optimizer(source, order.groups), folder / "optimizer.pt")
 
 
 def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:

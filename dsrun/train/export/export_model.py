@@ -25,9 +25,9 @@ from dsrun.train.base.console import ERROR_STYLE, Console, command_log
 from dsrun.train.base.rank_context import explain_failure
 from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.plain import in_adapter
-from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
+from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, write_weights
 from dsrun.train.export import lora, verify
-from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, as_in_files, find_weights, rounded
+from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
 from dsrun.train.export.whole import (
     check_copies,
     copy_card,

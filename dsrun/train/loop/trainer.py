@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 import transformers.trainer
 from accelerate.utils import DummyOptim
+from transformers.trainer import _is_peft_model
 
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.rank_context import RankContext
-from dsrun.train.checkpoint import elastic
+from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer
 from dsrun.train.checkpoint.save import CheckpointSave
 from dsrun.train.checkpoint.serialize import write_safetensors
@@ -192,9 +193,25 @@ class RunTrainer(CheckpointingTrainer):
 
     def _load_best_model(self) -> None:
         """The best checkpoint may have been saved by another number of ranks, before an elastic resume."""
-        check_best(Path(self.state.best_model_checkpoint), trust=self.saving.trust, beat=self.saving.beat)
+        best = Path(self.state.best_model_checkpoint)
+        check_best(best, trust=self.saving.trust, beat=self.saving.beat)
         with elastic.best_checkpoint(self, run=Path(self.args.output_dir)):
-            super()._load_best_model()
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                super()._load_best_model()
+            else:
+                self._load_from_checkpoint(str(best))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """All weights. The stock method leaves out those that files call otherwise than modules, such as experts, which
+        its log alone tells, and loads adapters by whatever names it finds; what FSDP does is strict."""
+        checkpoint = Path(resume_from_checkpoint)
+        if not (self.is_fsdp_enabled or _is_peft_model(self.model)):
+            widest = max((each.dtype for each in self.model.parameters()), key=lambda dtype: dtype.itemsize)
+            self.model.load_state_dict(plain.load_weights(checkpoint, self.model, widest))
+            return
+        if _is_peft_model(self.model):
+            plain.check_adapter(checkpoint, self.model)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     @property
     def already_finished(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dsrun.errors import UsageError
-from dsrun.train.checkpoint import elastic
+from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.elastic import AdaptedCheckpoint, adapt, seed_of
 from dsrun.train.checkpoint.layout import (
     GROUPS,
@@ -247,7 +247,7 @@ def test_non_adam_states_stay_with_zero_1_and_2(tmp_path):
 
 
 def plain_checkpoint(folder, optimizer, *, trained):
-    """Of plain DDP after one step, in which the parameters `trained` had gradients."""
+    """Of adapters under plain DDP after one step, in which the parameters `trained` had gradients."""
     folder.mkdir(parents=True)
     parameters = {name: torch.nn.Parameter(torch.ones(3, 2)) for name in ("weight", "bias")}
     made = optimizer([{"params": [parameter]} for parameter in parameters.values()])
@@ -255,7 +255,7 @@ def plain_checkpoint(folder, optimizer, *, trained):
     made.step()
     torch.save(made.state_dict(), folder / "optimizer.pt")
     torch.save({"last_epoch": 1, "base_lrs": [0.1, 0.1]}, folder / "scheduler.pt")
-    save_file({name: value.detach() for name, value in parameters.items()}, folder / "model.safetensors")
+    save_file({name: value.detach() for name, value in parameters.items()}, folder / plain.ADAPTER)
     return folder
 
 
@@ -270,7 +270,7 @@ def plain_checkpoint(folder, optimizer, *, trained):
 )
 def test_conversion_from_plain_ddp_needs_adam_states(optimizer, trained, stage, tmp_path):
     """Without ZeRO, only Adam's states of all parameters can be converted."""
-    names = {"names": lambda: [["weight"], ["bias"]], "notify": quiet}
+    names = {"trained": lambda: plain.TrainerOrder([["weight"], ["bias"]], None), "notify": quiet}
     wanted = CheckpointLayout(world_size=1, stage=stage)
     adam = plain_checkpoint(tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"])
     assert adapt(adam, wanted, run=tmp_path / "adam", **names).converted

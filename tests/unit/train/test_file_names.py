@@ -9,9 +9,8 @@ from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
 
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.train.checkpoint.weight_files import ExportWeight
+from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files
 from dsrun.train.export.verify import auto_class, empty_model
-from dsrun.train.export.weights import as_in_files
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import decide_task, load_config
 from tests.unit.zero.memory.tiny_models import MODELS, saved
