@@ -41,17 +41,18 @@ class FoundModel:
         return self.packed
 
 
-def find(name: str, environ: Mapping[str, str] = os.environ) -> FoundModel:
-    """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache.
+def find(name: str, environ: Mapping[str, str] = os.environ, *, weights: bool = True) -> FoundModel:
+    """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache. Without
+    `weights`, the headers of its weights are not read.
 
     Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is not a config.
     """
     try:
         path = Path(name).expanduser()
         if path.is_file():
-            return _found(name, path.parent, path)
+            return _found(name, path.parent, path, weights)
         if path.is_dir():
-            return _found(name, path, path / "config.json")
+            return _found(name, path, path / "config.json", weights)
     except RuntimeError as error:  # ~name of somebody who is not known here
         raise MissingError(f"model {name!r}: {error}", fix="give a folder that contains a config.json") from None
     except OSError as error:  # a name that is too long, a folder that may not be entered
@@ -68,7 +69,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> FoundModel:
             " read without downloading",
             fix=f"run `hf download {name} config.json`, give the folder, or take it from --hub modelscope",
         )
-    return _found(name, snapshot, snapshot / "config.json")
+    return _found(name, snapshot, snapshot / "config.json", weights)
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
@@ -104,7 +105,7 @@ def _no_config(message: str) -> UsageError:
     return UsageError(message, fix="give a model's folder")
 
 
-def _found(name: str, folder: Path, file: Path) -> FoundModel:
+def _found(name: str, folder: Path, file: Path, weights: bool) -> FoundModel:
     try:
         if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
             raise _no_config(f"{file} is not a model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
@@ -120,7 +121,7 @@ def _found(name: str, folder: Path, file: Path) -> FoundModel:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
     stored = None
-    if any(folder.glob("*.safetensors")):
+    if weights and any(folder.glob("*.safetensors")):
         from dsrun.models.headers import stored_weights  # which a bare config does without
 
         stored = stored_weights(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
 from dsrun.diagnosis.diagnose import likely
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
@@ -81,7 +81,7 @@ def render_page(report: ReportPage) -> str:
     names = [run.name for run in report.runs]
     few = [panel for panel in report.panels if not panel.is_drawn]
     page = str(
-        _template().render(
+        page_template(TEMPLATE).render(
             title=names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}",
             generator=GENERATOR,
             now=utc_now(),
@@ -212,7 +212,8 @@ def _finalized(value: Any) -> Any:
 
 
 @cache
-def _template() -> "jinja2.Template":
+def page_template(name: str) -> "jinja2.Template":
+    """A template of this folder, with what pages of reports know."""
     import jinja2
     from markupsafe import Markup
 
@@ -221,8 +222,8 @@ def _template() -> "jinja2.Template":
         loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    for name in ("page.css", "page.js"):
-        environment.globals[name.replace(".", "_")] = Markup((folder / name).read_text(encoding="utf-8"))
+    for file in ("page.css", "page.js"):
+        environment.globals[file.replace(".", "_")] = Markup((folder / file).read_text(encoding="utf-8"))
     environment.filters["translated"] = translated
     shared = (
         subtitle, tiles, goodput_rows, evaluation_rows, all_findings, duration, deepspeed_json, figure, likely, shown,
@@ -231,6 +232,6 @@ def _template() -> "jinja2.Template":
     environment.globals.update((function.__name__, function) for function in shared)
     environment.globals.update(
         default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
-        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
+        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup, worst_first=worst_first,
     )  # fmt: skip
-    return environment.get_template(TEMPLATE)
+    return environment.get_template(name)

@@ -77,8 +77,11 @@ def interrupted_by_stop_signals() -> Iterator[None]:
         yield
 
 
-def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: float = 30.0) -> int:
-    """Run `argv` in a session of its own, with `output` as stdout and stderr, and leave no process of it behind.
+def run_foreground(
+    argv: Sequence[str], *, output: int | None = None, err: bool = True, limit_s: float = math.inf, grace_s: float = 30
+) -> int:
+    """Run `argv` in a session of its own, with `output` as stdout and, with `err`, stderr, and leave no process of
+    it behind; it is killed after `limit_s` seconds.
 
     Returns its exit code, 128 + n for death by signal n. Stop signals reach its process group as SIGTERM; `grace_s`
     seconds after the first one, or at the third, the session is killed. Then KeyboardInterrupt is raised. Should this
@@ -87,9 +90,9 @@ def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: f
     stops: list[int] = []
     with handling(lambda signum, _: stops.append(signum), STOP_SIGNALS):
         process = subprocess.Popen(
-            with_pdeathsig(argv, os.getpid()), stdout=output, stderr=output, start_new_session=True
+            with_pdeathsig(argv, os.getpid()), stdout=output, stderr=output if err else None, start_new_session=True
         )
-        forwarded, deadline = 0, math.inf
+        forwarded, deadline = 0, time.monotonic() + limit_s
         try:
             while process.poll() is None:
                 if len(stops) > forwarded:

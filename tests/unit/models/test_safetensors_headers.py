@@ -10,6 +10,7 @@ import pytest
 
 from dsrun.checkpoints import weights
 from dsrun.errors import UsageError
+from dsrun.models.folder import find
 from dsrun.models.headers import read_header, stored_weights
 
 
@@ -79,3 +80,10 @@ def test_one_file_comes_before_those_of_an_index(tmp_path):
     assert stored_weights(tmp_path).shapes == {"a": (2,)}
     (tmp_path / "model.safetensors").unlink()
     assert stored_weights(tmp_path).shapes == {"a": (3,)}
+
+
+def test_config_is_found_without_reading_headers(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr("dsrun.models.headers.stored_weights", pytest.fail)
+    assert find(str(tmp_path), weights=False).stored is None
