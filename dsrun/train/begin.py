@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
+from dsrun.findings.show import shown
+from dsrun.findings.texts import finding_of
 from dsrun.recipe.parsed_value import config_flags
-from dsrun.runs.attempts import attempt, earlier_signatures
+from dsrun.runs.attempts import attempt, earlier_signatures, is_another
 from dsrun.runs.manifest import read_manifest
+from dsrun.system.files import read_object
 from dsrun.system.host import disk_free
 from dsrun.train.base import speed
+from dsrun.train.base.certified import certify_facts
 from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.run_records import step_of
@@ -107,7 +111,9 @@ def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedC
     parameters = parameter_count(trainer.model)
     trainable = parameter_count(trainer.model, trainable=True)
     facts = _facts(run, trainer)
-    _print_header(run, batching, _data_rows(run, facts), parameters=parameters, trainable=trainable)
+    verdict = certify_facts(plan) if plan.world.is_main else None
+    rows = [*_data_rows(run, facts), *_verdict_row(run, verdict)]
+    _print_header(run, batching, rows, parameters=parameters, trainable=trainable)
     if "train" in plan.phases:
         check_room(
             disk_free(run.folder.path),
@@ -122,7 +128,18 @@ def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedC
     whole = getattr(trainer.model, "whole", None)
     part_of = {"part_of": whole.architecture} if whole else {}
     known = {"parameters": parameters, **part_of, "packing": batching.facts, "data": facts, "gpus": gpus}
-    run.records.start(plan, resumed_from=source, **known)
+    run.records.start(plan, resumed_from=source, certified=verdict, **known)
+
+
+def _verdict_row(run: PreparedRun, certified: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What `dsrun certify` says of the model, once in a run folder; flags that are missing are named at each start."""
+    if not certified:
+        return []
+    if (missing := certified["missing"]) and not is_another(os.environ):
+        codes = ", ".join(dict.fromkeys(missing.values()))
+        run.console.notice(shown(finding_of("certified", codes=codes, flags=" ".join(missing))).line)
+    before = read_object(run.folder.run_json).get("certified") or {}
+    return [] if certified["sentence"] == before.get("sentence") else [("verdict", certified["sentence"])]
 
 
 def _facts(run: PreparedRun, trainer: RunTrainer) -> dict[str, Any]:
