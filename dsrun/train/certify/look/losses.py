@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dsrun.certify.checks import check_of
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import finding_of
 from dsrun.runs.records import read_records
 from dsrun.train.certify.subject import CertifySubject, SmallRun
@@ -71,7 +71,9 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: each.float() for name, each in found.items() if each.is_floating_point()}
 
 
-def compare(subject: CertifySubject, code: str, names: Sequence[str], reference: str) -> Iterator[Finding]:
+def compare(
+    subject: CertifySubject, names: Sequence[str], reference: str, *, differs: str, equal: str
+) -> Iterator[Finding]:
     """An error for each of the runs whose curve is not that of the reference, else what they all differ by at most."""
     bounds = bounds_of(subject)
     expected = curve_of(subject.runs[reference])
@@ -81,12 +83,9 @@ def compare(subject: CertifySubject, code: str, names: Sequence[str], reference:
         losses, norms = difference(found.losses, expected.losses), difference(found.norms, expected.norms)
         worst = [max(pair) for pair in zip(worst, (losses, norms), strict=True)]
         if losses > bounds.loss or norms > bounds.norm:
-            yield finding_of(
-                f"{code}.differs", where=name, reference=reference, loss=losses, norm=norms,
-                found=found.losses[-1:], expected=expected.losses[-1:],
-            )  # fmt: skip
+            yield finding_of(differs, where=name, loss=losses, norm=norms)
     if worst[0] <= bounds.loss and worst[1] <= bounds.norm:
-        yield finding_of(f"{code}.equal", runs=len(names) + 1, loss=worst[0], norm=worst[1])
+        yield finding_of(equal, runs=len(names) + 1, loss=worst[0], norm=worst[1])
 
 
 def _look_at_cuts(subject: CertifySubject) -> Iterator[Finding]:
@@ -99,9 +98,9 @@ def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("zero1", "zero2", "zero3") if name in subject.runs]
     if not names or "two-ranks" not in subject.runs:
         return
-    findings = list(compare(subject, "stages", names, "two-ranks"))
+    findings = list(compare(subject, names, "two-ranks", differs="stages.differs", equal="stages.equal"))
     yield from findings
-    if any(each.level == "error" for each in findings):
+    if has_errors(findings):
         return
     reference = subject.runs["two-ranks"].folder / "model"
     for name in names:

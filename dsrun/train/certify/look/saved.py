@@ -26,12 +26,13 @@ def _look_at_resumed(subject: CertifySubject) -> Iterator[Finding]:
         one, other = (subject.runs[each].folder / "model" for each in (name, source))
         apart = moved_apart(one, other, subject.small)
         limits = (0.0, 0.0, 0.0) if exact and not subject.request.gpus else bounds
-        what = "exact" if exact else "elsewhere"
-        ok = losses <= limits[0] and norms <= limits[1] and apart <= limits[2]
-        yield finding_of(
-            f"resumed.{what}" if ok else f"resumed.{what}_differs",
-            where="" if ok else name, loss=losses, norm=norms, apart=100 * apart,
-        )  # fmt: skip
+        if losses > limits[0] or norms > limits[1] or apart > limits[2]:
+            key = "resumed.exact_differs" if exact else "resumed.elsewhere_differs"
+            yield finding_of(key, where=name, loss=losses, apart=100 * apart)
+        elif exact:
+            yield finding_of("resumed.exact")
+        else:
+            yield finding_of("resumed.elsewhere", loss=losses)
 
 
 def _look_at_final(subject: CertifySubject) -> Iterator[Finding]:
@@ -39,7 +40,7 @@ def _look_at_final(subject: CertifySubject) -> Iterator[Finding]:
     problems = list(_tensors(subject, "zero3")) + list(_tensors(subject, "reference"))
     yield from problems
     if "reloaded" in subject.runs and not problems:
-        yield from _same_evaluation(subject, "final", "zero3", "reloaded")
+        yield from _same_evaluation(subject, "zero3", "reloaded", same="final.same_loss", other="final.other_loss")
     elif not problems:
         yield finding_of("final.tensors", tensors=len(_shapes(subject.small)))
 
@@ -60,13 +61,15 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return found.shapes if found else {}
 
 
-def _same_evaluation(subject: CertifySubject, code: str, trained: str, reloaded: str) -> Iterator[Finding]:
+def _same_evaluation(
+    subject: CertifySubject, trained: str, reloaded: str, *, same: str, other: str
+) -> Iterator[Finding]:
     live, again = (_evaluation(subject.runs[name].folder) for name in (trained, reloaded))
     apart = difference([again], [live])
-    ok = apart <= 10 * bounds_of(subject).loss
-    yield finding_of(
-        f"{code}.{'same' if ok else 'other'}_loss", where="" if ok else reloaded, found=again, live=live, apart=apart
-    )
+    if apart <= 10 * bounds_of(subject).loss:
+        yield finding_of(same, apart=apart)
+    else:
+        yield finding_of(other, where=reloaded, found=again, live=live)
 
 
 def _evaluation(folder: Path) -> float:
@@ -94,9 +97,9 @@ def _look_at_adapter(subject: CertifySubject) -> Iterator[Finding]:
     problems = list(_tensors(subject, "adapter"))
     yield from problems
     if "merged" in subject.runs and not problems:
-        yield from _same_evaluation(subject, "adapter", "adapter", "merged")
+        yield from _same_evaluation(subject, "adapter", "merged", same="adapter.same_loss", other="adapter.other_loss")
     elif not problems:
-        yield finding_of("adapter.trained", experts=len(subject.experts))
+        yield finding_of("adapter.trained")
 
 
 RESUMED = check_of("resumed", _look_at_resumed)
