@@ -1,6 +1,7 @@
 """What a few tokens tell about a model before its first step: whether it sees what it is to predict, and which of its
 parameters get no gradient."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,25 @@ TOLERANCE = 1e-3
 SUM_TOLERANCE = 0.1
 
 
-def _tokens(model: Any, device: torch.device) -> torch.Tensor:
-    """Token ids, int64 [1, TOKENS]."""
+def tokens(model: Any, device: torch.device, length: int = TOKENS) -> torch.Tensor:
+    """Token ids, int64 [1, length]."""
     # From 2 on, as many vocabularies begin with padding and an end.
     vocabulary = model.config.get_text_config().vocab_size
-    return (torch.arange(2, 2 + TOKENS, device=device) % vocabulary).unsqueeze(0)
+    return (torch.arange(2, 2 + length, device=device) % vocabulary).unsqueeze(0)
+
+
+@torch.no_grad()
+def change_by_later_tokens(
+    call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, later: Sequence[int]
+) -> float:
+    """The largest change of a logit by a token that follows, as a share of the largest logit. The tokens at the
+    positions `later` are changed, one in a row. `call` gives logits [rows, length, vocabulary] of ids of rows."""
+    rows = ids.repeat(1 + len(later), 1)
+    for row, position in enumerate(later, 1):
+        rows[row, position] = ids[0, position - 1]
+    logits = call(rows).float()
+    changes = [(logits[row, :position] - logits[0, :position]).abs().max() for row, position in enumerate(later, 1)]
+    return float(torch.stack(changes).max() / logits.abs().max().clamp(min=1e-30))
 
 
 class CausalityCheck(TrainerCallback):
@@ -36,17 +51,12 @@ class CausalityCheck(TrainerCallback):
             name = type(self.trainer.model).__name__
             raise refusal("loss.not_causal", name=name, token=TOKENS, percent=100 * change)
 
-    @torch.no_grad()
     def largest_change(self) -> float:
-        """The largest change of a logit by a token that follows, as a share of the largest logit."""
+        """The largest change of a logit by the last token, as a share of the largest logit."""
         trainer = self.trainer
-        ids = _tokens(trainer.model, trainer.args.device)
-        other = ids.clone()
-        other[0, -1] = ids[0, 0]
+        ids = tokens(trainer.model, trainer.args.device)
         with evaluating(trainer.model), trainer.compute_loss_context_manager():
-            outputs = trainer.model_wrapped(input_ids=torch.cat([ids, other]))
-        logits = outputs["logits"][:, :-1].float()
-        return float((logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-30))
+            return change_by_later_tokens(lambda rows: trainer.model_wrapped(input_ids=rows)["logits"], ids, [-1])
 
 
 class SumCheck(TrainerCallback):
@@ -70,7 +80,7 @@ class SumCheck(TrainerCallback):
 
 def _batch(trainer: Any, rows: int) -> dict[str, Any]:
     """A batch of equal samples, as the collator makes it."""
-    ids = _tokens(trainer.model, torch.device("cpu"))[0].tolist()
+    ids = tokens(trainer.model, torch.device("cpu"))[0].tolist()
     row = {"input_ids": ids, "labels": ids, "rejected_ids": ids, "rejected_labels": ids}
     return trainer._prepare_inputs(trainer.data_collator([row] * rows))
 

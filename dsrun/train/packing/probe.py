@@ -121,7 +121,8 @@ def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -
     with gathered(model):
         if method == "pairs":
             install(model)
-        measured = measure(model, trial_of_pairs(model) if method == "pairs" else _trial(model, method), autocast)
+        trial = trial_of_pairs(model) if method == "pairs" else trial_of_documents(model, method)
+        measured = measure(model, trial, autocast)
         if method == "documents":
             refuse_lost_window(model)
         return measured
@@ -134,27 +135,27 @@ def _refuse_replaced_window(model: Any, method: PackingMethod) -> None:
         raise ValueError("it would replace the sliding window")
 
 
-def _trial(model: Any, method: PackingMethod) -> PackingTrial:
-    """Rows of other layouts, so that none is read with the borders of another."""
-    ids = _documents(model)
+def trial_of_documents(model: Any, method: PackingMethod, lengths: tuple[int, ...] = DOCUMENTS) -> PackingTrial:
+    """Three documents of so many tokens, in rows of other layouts, so that none is read with the borders of another."""
+    ids = _documents(model, lengths)
     others = [document.roll(1) for document in ids]
     rows = [ids, ids[::-1]]
     changed = [[others[0], ids[1], others[2]], [others[2], others[1], ids[0]]]
     packed, beside_others = (packed_inputs(each, method, pad_id=0) for each in (rows, changed))
     spans, start = [], 0
     for number in (0, 1, 2, 2, 1, 0):
-        spans.append((number, start, start + DOCUMENTS[number]))
-        start += DOCUMENTS[number]
+        spans.append((number, start, start + lengths[number]))
+        start += lengths[number]
     one, other = ({"input_ids": torch.stack([ids[1], each])} for each in (ids[1], others[1]))
     return PackingTrial([{"input_ids": each[None]} for each in ids], packed, beside_others, spans, (1, 5), (one, other))
 
 
-def _documents(model: Any) -> list[torch.Tensor]:
+def _documents(model: Any, lengths: tuple[int, ...]) -> list[torch.Tensor]:
     """Token ids, int64 [length] each, spread over the vocabulary."""
     vocabulary = model.config.get_text_config().vocab_size
     # Times a prime, so that the ids spread over the vocabulary.
-    ids = (torch.arange(sum(DOCUMENTS)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
-    return list(ids.split(DOCUMENTS))
+    ids = (torch.arange(sum(lengths)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
+    return list(ids.split(lengths))
 
 
 def packed_inputs(
