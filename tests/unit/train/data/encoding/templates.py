@@ -10,6 +10,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dsrun.datafiles import json_beside
+from dsrun.train import certify
+
 # What ends an answer, by the beginning of the template's name, the tokenizer's end token first.
 ENDS = {
     "cohere": ["<|END_OF_TURN_TOKEN|>"],
@@ -67,14 +70,6 @@ def asked(n):
     return {"role": "user", "content": f"question-{n} ü?"}
 
 
-def said(n, **more):
-    return {"role": "assistant", "content": f"reply-{n} 日本 é.", **more}
-
-
-def thought(n):
-    return {"reasoning_content": f"reason-{n}"}
-
-
 def calls(*which, content="", **more):
     called = [
         {
@@ -91,43 +86,9 @@ def result(n):
     return {"role": "tool", "content": f"result-{n}", "tool_call_id": f"call{n:05}", "name": f"tool_{n}"}
 
 
-def _tool(n):
-    city = {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}, "required": ["city"]}
-    return {"type": "function", "function": {"name": f"tool_{n}", "description": "explains", "parameters": city}}
-
-
-TOOLS = [_tool(1), _tool(2)]
-SYSTEM = {"role": "system", "content": "instruction"}
-INLINE = [
-    asked(1),
-    {"role": "assistant", "content": "<think>\nreason-1\n</think>\n\nreply-1"},
-    asked(2),
-    {"role": "assistant", "content": "<think>\nreason-2\n</think>\n\nreply-2"},
-]
-CONVERSATIONS = {
-    "one answer": [asked(1), said(1)],
-    "system": [SYSTEM, asked(1), said(1), asked(2), said(2)],
-    "a question at the end": [asked(1), said(1), asked(2)],
-    "reasoning": [asked(1), said(1, **thought(1)), asked(2), said(2, **thought(2))],
-    "reasoning once": [asked(1), said(1), asked(2), said(2, **thought(2))],
-    "reasoning in the content": INLINE,
-    "a content like a tag": [asked(1), {"role": "assistant", "content": "<b>reply-1</b>"}],
-    "call": [asked(1), calls(1), result(1), said(2)],
-    "call at the end": [SYSTEM, asked(1), calls(1)],
-    "call and reasoning": [
-        *(asked(1), calls(1, **thought(1)), result(1), said(2, **thought(2))),
-        *(asked(3), said(3, **thought(3))),
-    ],
-    "call and content": [asked(1), calls(1, content="reply-1"), result(1), said(2)],
-    "parallel calls": [SYSTEM, asked(1), calls(1, 2), result(1), result(2), said(2)],
-    "calls in turn": [asked(1), calls(1, **thought(1)), result(1), calls(2, **thought(2)), result(2), said(3)],
-    "empty answer": [asked(1), {"role": "assistant", "content": ""}, asked(2), said(2)],
-    "two answers": [asked(1), said(1), said(2)],
-    "two answers with reasoning": [asked(1), said(1, **thought(1)), said(2), asked(3), said(3)],
-    "begun by the assistant": [said(1), asked(1), said(2)],
-    "weight 0": [asked(1), said(1, unlearned=True), asked(2), said(2)],
-    "weight 0 of a call": [asked(1), calls(1, unlearned=True), result(1), said(2)],
-}
+_TOLD = json_beside(certify.__file__, "look/conversations.json")
+TOOLS = _TOLD["tools"]
+CONVERSATIONS = {name: each["messages"] for name, each in _TOLD["conversations"].items()}
 
 
 def tools_of(messages):
