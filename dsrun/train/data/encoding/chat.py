@@ -125,10 +125,10 @@ def _sample(chat: ChatRenderer, text: str, answers: dict[int, Spans], unread: fr
             # ChatML closes a turn with a control token and a line break; generation stops before the line break.
             learned[k] = not is_closed or k <= last
         # The end of an answer must be learned too: the next turn's control token where that ends it (GLM).
-        if is_closed or not part:
+        if is_closed or not spans:
             continue
-        if part[-1] + 1 < len(ids):
-            learned[part[-1] + 1] |= ids[part[-1] + 1] in control
+        if (after := place(spans[-1][1])) < len(ids):
+            learned[after] |= ids[after] in control
         elif chat.tokenizer.eos_token_id is not None:
             ids, learned = [*ids, chat.tokenizer.eos_token_id], [*learned, True]
     return ChatSample(ids, learned, max(answers, default=None), unread)

@@ -99,6 +99,13 @@ def test_each_answer_learned_after_what_the_model_sees_then(tokenizer, expected,
         assert before == tokenizer.apply_chat_template(TALK[:answer], add_generation_prompt=True, tokenize=False)
 
 
+@pytest.mark.parametrize("tokenizer", ["glm"], indirect=True)
+def test_end_of_an_empty_answer_that_the_next_turn_writes(tokenizer):
+    talk = [*TALK[1:2], {"role": "assistant", "content": ""}, *TALK[3:4], {"role": "assistant", "content": ""}]
+    found, _ = learned(tokenizer, talk)
+    assert [text for _, text in found] == ["<|im_start|>", "</s>"]
+
+
 @pytest.mark.parametrize("tokenizer", ["r1"], indirect=True)
 def test_answer_that_does_not_continue_the_generation_prompt(tokenizer):
     """Without a reasoning it is learned from where the prompt forks."""
