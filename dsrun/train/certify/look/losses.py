@@ -89,9 +89,8 @@ def compare(
 
 
 def _look_at_cuts(subject: CertifySubject) -> Iterator[Finding]:
-    yield from compare(
-        subject, "one_loss", [name for name in ("accumulated", "two-ranks") if name in subject.runs], "reference"
-    )
+    names = [name for name in ("accumulated", "two-ranks") if name in subject.runs]
+    yield from compare(subject, names, "reference", differs="one_loss.differs", equal="one_loss.equal")
 
 
 def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
