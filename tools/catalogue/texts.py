@@ -18,7 +18,7 @@ TABLES = {
     "doctor/gpu/throttle_reasons.toml": ("means", "fix"),
     "doctor/gpu/xids.toml": ("means", "fix"),
     "doctor/host/infiniband.toml": ("means",),
-    "doctor/software/known_bad.toml": ("message", "fix"),
+    "system/known_bad.toml": ("message", "fix"),
     "slurm/lint/rules.toml": ("message", "fix"),
     "zero/rules.toml": ("message", "fix"),
     "zero/lint/codes.toml": ("meaning",),

@@ -1,4 +1,4 @@
-"""Versions of packages: those that dsrun takes, and combinations that are known to be bad (known_bad.toml)."""
+"""Versions of packages: those that dsrun takes, and combinations that are known to be bad (system/known_bad.toml)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
+from dsrun.system import tested
 from dsrun.system.host import NEEDED
 from dsrun.system.tested import untested
 from dsrun.zero.ops import stage_of
@@ -23,7 +24,7 @@ from dsrun.zero.ops import stage_of
 
 @dataclass(frozen=True, kw_only=True)
 class KnownBad:
-    """A row of known_bad.toml: where all conditions hold, `message` and `fix` are told."""
+    """A row of dsrun/system/known_bad.toml: where all conditions hold, `message` and `fix` are told."""
 
     code: str
     packages: Mapping[str, str]
@@ -50,7 +51,7 @@ class KnownBad:
 
 @cache
 def known_bad_rows() -> tuple[KnownBad, ...]:
-    return tuple(KnownBad(code=code, **row) for code, row in toml_beside(__file__).items())
+    return tuple(KnownBad(code=code, **row) for code, row in toml_beside(tested.__file__, "known_bad.toml").items())
 
 
 def _matches(version: str | None, specifiers: str) -> bool:
