@@ -6,7 +6,7 @@ from typing import Any
 
 from dsrun.findings.checks import CheckResult
 from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word, table_lines
+from dsrun.findings.show import CheckStatus, status_of, status_width, status_word, table_lines
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
@@ -35,7 +35,7 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
         # What is fine beside problems is not shown.
         problems = [each for each in worst_first(result.findings) if each.level != "info"]
         for found in problems or result.findings:
-            yield from _row(STATUSES[found.level], title, found, columns)
+            yield from _row(status_of(found), title, found, columns)
             title = " " * width
         if result.status == "skip":
             needs = translated(result.check.needs or text_of("check_total.nothing"))
@@ -65,6 +65,7 @@ def summary(results: Sequence[CheckResult], *, every: bool) -> Message:
         text_of("check_total.passed", number=counts["pass"]),
         *([counted(counts["warn"], "warning")] if counts["warn"] else []),
         *([counted(counts["fail"], "failure")] if counts["fail"] else []),
+        *([text_of("check_total.open", number=counts["open"])] if counts["open"] else []),
     ]
     text = joined(", ", parts)
     if counts["skip"]:

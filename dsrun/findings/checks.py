@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.show import STATUSES, CheckStatus
+from dsrun.findings.show import CheckStatus, status_of
 from dsrun.findings.texts import finding_of
 
 
@@ -42,7 +42,7 @@ class CheckResult:
     @property
     def status(self) -> CheckStatus:
         """The worst of its findings; "skip" where it does not apply."""
-        return STATUSES[worst_first(self.findings)[0].level] if self.findings else "skip"
+        return status_of(worst_first(self.findings)[0]) if self.findings else "skip"
 
     def as_dict(self) -> dict[str, Any]:
         findings = [each.as_dict() for each in self.findings]

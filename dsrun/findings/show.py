@@ -16,13 +16,15 @@ from dsrun.findings.translation import translated
 from dsrun.messages import joined
 from dsrun.system.terminal.display import cells, counted, padded, printable
 
-CheckStatus = Literal["fail", "warn", "pass", "skip"]
-"""The word for a level in a table of checks, and for a check that does not apply."""
+CheckStatus = Literal["fail", "warn", "open", "pass", "skip"]
+"""The word for a level in a table of checks, for a check that cannot tell, and for one that does not apply."""
 STATUSES: dict[Level, CheckStatus] = {"error": "fail", "warning": "warn", "info": "pass"}
 _COLOURS: dict[Level | CheckStatus, str] = {
     "error": "red", "warning": "yellow", "info": "cyan",
-    "fail": "red", "warn": "yellow", "pass": "green", "skip": "bright_black",
+    "fail": "red", "warn": "yellow", "open": "cyan", "pass": "green", "skip": "bright_black",
 }  # fmt: skip
+OPEN = "_open"
+"""Ends the code of a finding by which a check cannot tell."""
 _INDENT = " " * 4
 _ARROW = "-> "
 
@@ -84,6 +86,11 @@ def total_line(name: str, findings: Iterable[Finding]) -> str:
     parts = [numbers[level] for level in LEVELS if counts[level]]
     total = joined(", ", parts) if parts else text_of("total.none")
     return translated(text_of("total.line", name=name, total=total))
+
+
+def status_of(finding: Finding) -> CheckStatus:
+    """The status of a check that has found this."""
+    return "open" if finding.code.endswith(OPEN) else STATUSES[finding.level]
 
 
 def status_word(status: CheckStatus) -> str:

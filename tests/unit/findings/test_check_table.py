@@ -126,3 +126,12 @@ def test_choice_of_checks_that_is_refused(only, skip, said):
 def test_requirements_are_checked_first_where_given():
     assert all_checks(None, None) == CHECKS
     assert all_checks(8, None)[0].code == all_checks(None, 40.0)[0].code == "requirements"
+
+
+def test_check_that_cannot_tell_is_open():
+    """Neither passed nor warned, in the table, its totals and the JSON."""
+    results = [result("gap", "a gap", Finding(level="info", code="gap_open", message="look there"))]
+    shown = [click.unstyle(each) for each in result_lines(results, every=False)]
+    assert shown == ["OPEN  a gap  look there", "", "0 passed, 1 cannot be told"]
+    assert as_json(results)["checks"][0]["status"] == "open"
+    assert as_json(results)["passed"] == 0
