@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from dsrun.audit.judge import audit_facts
 from dsrun.diagnosis.rules import causes
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
@@ -47,6 +49,27 @@ def diagnose() -> str:
         if cause.level != "info"
     )
     return table(("cause", "what it means", "what helps", "the supervisor"), rows) + "\n"
+
+
+def audit() -> str:
+    """The table of docs/audit.md: every fact with its condition and source."""
+    rows = (
+        (
+            f"`{code}`",
+            fact["title"],
+            re.sub(r"\{[\w:.]+\}", "…", fact["message"]),
+            f"`{_condition_of(fact)}`",
+            fact["date"],
+            fact["source"],
+        )
+        for code, fact in audit_facts().items()
+    )
+    return table(("code", "about", "what happens", "when", "date", "source"), rows) + "\n"
+
+
+def _condition_of(fact: Mapping[str, str]) -> str:
+    parts = [part for part in (fact["applies"], fact["when"]) if part != "True"]
+    return " and ".join(f"({part})" if " or " in part else part for part in parts).replace(" and (True)", "")
 
 
 def config_check() -> str:
@@ -113,6 +136,7 @@ def _condition(row: KnownBad) -> str:
 
 
 PAGES = {
+    "audit.md": audit,
     "train.md": options.train,
     "coming-from.md": options.other_tools,
     "data.md": options.mixture,

@@ -1,0 +1,175 @@
+"""What a finished run of anybody has left: versions, arguments, configs, logged steps, logs. Nothing of it is run."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dsrun.audit.arguments import read_arguments
+from dsrun.checkpoints import weights
+from dsrun.datafiles import toml_beside
+from dsrun.diagnosis.diagnose import of_logs
+from dsrun.diagnosis.jobs import LOG, logs_below
+from dsrun.diagnosis.reading import NotText, read_log
+from dsrun.errors import UsageError
+from dsrun.models.headers import read_header
+from dsrun.monitoring.trainer_logs.status import LogReader
+from dsrun.runs.find import is_run
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.records import iter_records, revive
+from dsrun.system.files import open_regular, parse_json, read_object, text_of_file
+from dsrun.system.patterns import patterns_beside
+
+_PLACES = toml_beside(__file__)
+_VERSIONS = patterns_beside(__file__, flags=re.MULTILINE)
+LOG_PATTERNS = patterns_beside(__file__, "log.toml", flags=re.MULTILINE)
+"""What is looked for in logs, by name: the value of the last one with a group, and whether one without is there."""
+_LARGEST_JSON = 1 << 18
+"""Bytes of a DeepSpeed JSON; data may lie beside it."""
+
+
+def runs_in(path: Path) -> list[Path]:
+    """What is to be audited: a log, a run's folder, or each run below a folder. Raises UsageError without one."""
+    if path.is_file() or _is_one(path):
+        return [path]
+    below = ([each for each in sorted(path.glob(depth)) if _is_one(each)] for depth in ("*", "*/*"))
+    if found := next(filter(None, below), None) or (_only_logs(logs_below(path)) if path.is_dir() else []):
+        return found
+    what = "contains no run, checkpoint or log" if path.is_dir() else "does not exist"
+    raise UsageError(f"{path} {what}", fix="name a run's folder, a checkpoint or a log")
+
+
+def _is_one(folder: Path) -> bool:
+    marks = (next(folder.glob(mark), None) for mark in _PLACES["marks"])
+    return is_run(folder) or any(marks) or bool(_deepspeed_json(folder, None))
+
+
+def evidence_of(path: Path) -> dict[str, Any]:
+    """What the run at `path`, a folder or a log, has left, by the names of its sources, which facts.toml explains.
+    Raises UsageError for a log that is not text."""
+    own = RunFolder(path)
+    # The folder itself, what it holds of models, and its checkpoints, the newest first.
+    places = (path, own.model, own.adapter, *(each for _, each in own.checkpoints()))
+    folders = [each for each in places if each.is_dir()]
+    place = path if folders else path.parent
+    logs = _logs(path) if folders else [path]
+    read = {name: [read_object(each / f"{name}.json") for each in folders] for name in _PLACES["objects"]}
+    sources: dict[str, Any] = {name: next(filter(None, found), {}) for name, found in read.items()}
+    state = max(read["trainer_state"], key=lambda each: each.get("global_step") or 0, default={})
+    args = _first_of(read_arguments, folders) or {}
+    given = sources["run"].get("deepspeed") or args.get("hf_deepspeed_config") or args.get("deepspeed")
+    files = [each.relative_to(place).as_posix() for depth in _PLACES["depths"] for each in path.glob(depth)]
+    own_steps = [revive(each) for each in iter_records(own.metrics)] if folders else []
+    logged = own_steps or state.get("log_history") or ()
+    steps = [each for each in logged if isinstance(each, dict) and "loss" in each]
+    return sources | {
+        "versions": _versions(place, folders, sources),
+        "args": args,
+        "state": state,
+        "deepspeed_json": _deepspeed_json(place, given),
+        "steps": steps or _first_of(_logged, logs) or (),
+        "counts": partial(_counts, files),
+        "weights": _first_of(weights, folders),
+        "zero_adapters": _first_of(_zero_adapters, folders),
+        "log": _log_facts(logs),
+        "causes": _causes(logs),
+    }
+
+
+def _first_of(read: Callable[[Path], Any], paths: Sequence[Path]) -> Any:
+    """What is read from the first of them that has it and is not damaged."""
+    for path in paths:
+        with suppress(UsageError, OSError, ValueError, LookupError, TypeError):
+            if (found := read(path)) is not None and found != {}:
+                return found
+    return None
+
+
+def _logs(folder: Path) -> list[Path]:
+    """Those in a run's folder; a .txt there is a vocabulary, or merges."""
+    own = [each for each in sorted(folder.glob("*")) if each.is_file() and LOG.fullmatch(each.name)]
+    logs = RunFolder(folder).logs
+    return [each for each in own if ".txt" not in each.suffixes] + (logs_below(logs) if logs.is_dir() else [])
+
+
+def _only_logs(files: Sequence[Path]) -> list[Path]:
+    return [each for each in files if not any(each.match(name) for name in _PLACES["freezes"])]
+
+
+def _causes(logs: Sequence[Path]) -> frozenset[str] | None:
+    """What `dsrun diagnose` finds; None where there is nothing to read."""
+    with suppress(NotText):
+        return frozenset(each.code for each in of_logs({str(log): log for log in logs}).findings) if logs else None
+    return None
+
+
+def _counts(files: Sequence[str], pattern: str) -> list[int]:
+    """How many files of a folder match, as many numbers as differ among the folders that have one."""
+    return sorted(set(Counter(name.rpartition("/")[0] for name in files if re.search(pattern, name)).values()))
+
+
+def _logged(log: Path) -> Sequence[Mapping[str, Any]] | None:
+    """The steps in the last 2 MiB of a log."""
+    reader = LogReader(log)
+    reader.read()
+    reader.end()
+    return reader.log.steps or None
+
+
+def _log_facts(logs: Sequence[Path]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: False for name, pattern in LOG_PATTERNS.items() if logs and not pattern.groups}
+    for data, limit in chain.from_iterable(read_log(log, str(log)) for log in logs):
+        text = data[:limit].decode(errors="replace")
+        for name, pattern in LOG_PATTERNS.items():
+            if not pattern.groups:
+                found[name] = found[name] or bool(pattern.search(text))
+            elif values := pattern.findall(text):
+                found[name] = int(values[-1]) if values[-1].isdigit() else values[-1]
+    return found
+
+
+def _versions(place: Path, folders: Sequence[Path], sources: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of packages by name: those of run.json, else of a pip freeze beside the run, else those that model
+    cards and configs name."""
+    found = {name: str(sources[file][key]) for name, (file, key) in _PLACES["named"].items() if key in sources[file]}
+    freezes = [file for name in _PLACES["freezes"] for file in sorted(place.glob(name))]
+    for file in (*(each / "README.md" for each in folders), *freezes):
+        for name, version in _VERSIONS["card" if file.name == "README.md" else "freeze"].findall(text_of_file(file)):
+            found[_PLACES["packages"].get(name, name.lower().replace("_", "-"))] = version
+    recorded = sources["run"].get("versions")
+    return found | (recorded if isinstance(recorded, dict) else {})
+
+
+def _deepspeed_json(folder: Path, given: Any) -> Mapping[str, Any]:
+    """The JSON that the run was given: as an object, as a file's name, or one that lies in its folder."""
+    if isinstance(given, Mapping):
+        inner = given.get("config", given)
+        return inner if isinstance(inner, Mapping) else {}
+    files = [folder / Path(given).name] if isinstance(given, str) else sorted(folder.glob("*.json"))
+    small = (file for file in files if file.is_file() and file.stat().st_size < _LARGEST_JSON)
+    return next((read for file in small if "zero_optimization" in (read := read_object(file))), {})
+
+
+def _zero_adapters(folder: Path) -> tuple[int, int] | None:
+    """How many B matrices of the adapter in `folder`, which begin as zeros, are still so, and how many there are."""
+    file = folder / "adapter_model.safetensors"
+    names = [name for name, (_, shape) in read_header(file).items() if "lora_B" in name and 0 not in shape]
+    with open_regular(file) as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = parse_json(opened.read(length))
+        places = [header[name]["data_offsets"] for name in names]
+        zeros = [opened.seek(8 + length + begin) > 0 and _is_zero(opened, end - begin) for begin, end in places]
+    return (sum(zeros), len(zeros)) if zeros else None
+
+
+def _is_zero(stream: BinaryIO, size: int) -> bool:
+    while size > 0:
+        piece = stream.read(min(size, 1 << 16))
+        if not piece or piece.strip(b"\0"):
+            return False
+        size -= len(piece)
+    return True

@@ -1,0 +1,32 @@
+"""`dsrun audit`: whether finished runs were silently wrong."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from dsrun.audit.evidence import evidence_of, runs_in
+from dsrun.audit.judge import answers, audited
+from dsrun.cli.options import declared, format_option
+from dsrun.cli.output import print_json, print_line
+from dsrun.errors import EXIT_FINDINGS
+from dsrun.findings.check_table import as_json, result_lines
+from dsrun.system.terminal.layout import terminal_width
+
+
+def audit(*, paths: tuple[str, ...], every: bool, form: str) -> int:
+    found = {str(run): audited(evidence_of(run)) for path in paths for run in runs_in(Path(path))}
+    if form == "json":
+        shown = {name: as_json(results) | {"answers": answers(results)} for name, results in found.items()}
+        print_json(next(iter(shown.values())) if len(shown) == 1 else {"runs": shown})
+    for place, (name, results) in enumerate(found.items() if form == "text" else ()):
+        if place:
+            print_line()
+        if len(found) > 1:
+            print_line(name)
+        for line in result_lines(results, every=every, columns=terminal_width(sys.stdout)):
+            click.echo(line)
+    return EXIT_FINDINGS if any(each.status == "fail" for results in found.values() for each in results) else 0
+
+
+command = format_option(declared(__file__, "dsrun.cli.audit.command:audit"))
