@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,9 @@ def test_every_text_is_used():
     for check in lint_checks():
         nodes = [node for expression in expressions(check) for node in ast.walk(expression)]
         strings |= {check["key"], *(node.value for node in nodes if isinstance(node, ast.Constant))}
+
+    for table in PACKAGE.rglob("*.toml"):
+        strings |= set(re.findall(r"text_of\('([^']+)'", table.read_text(encoding="utf-8")))
 
     def keys(row: dict[str, Any], above: str) -> Iterator[str]:
         if "message" in row:
