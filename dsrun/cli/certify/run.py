@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from dsrun.certify.verdict import record, verdict_of
 from dsrun.cli.output import print_json, print_line, refuse_file, write_file
 from dsrun.demo.build_demo import materialise
 from dsrun.demo.models import TASKS
-from dsrun.errors import EXIT_FINDINGS, EXIT_MISSING, EXIT_TOOL_FAILED, EXIT_USAGE, MissingError, ToolError, UsageError
+from dsrun.errors import (
+    EXIT_FINDINGS,
+    EXIT_MISSING,
+    EXIT_TOOL_FAILED,
+    EXIT_USAGE,
+    MissingError,
+    ToolError,
+    UsageError,
+    did_you_mean,
+)
 from dsrun.findings.check_table import result_lines, summary
 from dsrun.findings.translation import translated
 from dsrun.machine.gpus import visible_gpus
@@ -28,27 +38,34 @@ from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root
 
 PROGRAM = "dsrun.train.certify"
-_WITHOUT_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+_SHARED = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+"""Of all its processes, whose models are too small for threads."""
+_WITHOUT_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 _MOST_STEPS = 60
 """More than there are checks and runs. The program keeps to the limit of each by itself."""
 
 
-def run(*, model: str, zero: str, gpus: int | None, limit: float, **given: Any) -> int:
+def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence[str], **given: Any) -> int:
     """The callback of `dsrun certify`."""
     require_training_packages()
+    chosen = tuple(name for each in only for name in each.split(","))
+    for name in chosen:
+        if name not in CHECK_FACTS:
+            raise UsageError(f"--only {name}: there is no such check", fix=did_you_mean(name, [*CHECK_FACTS]))
     page, force = given.pop("output"), given.pop("force")
     if page:
         refuse_file(Path(page), "-o", force=force)
     form, every = given.pop("form"), given.pop("every")
     place = str(materialise(model, cache_root() / "demo" / model).model) if model in TASKS else model
     config = find(place, weights=False).config
-    request = CertifyRequest(model=place, stages=_stages(zero), gpus=_gpus(gpus), limit_s=limit, **given)
+    request = CertifyRequest(model=place, stages=_stages(zero), gpus=_gpus(gpus), limit_s=limit, only=chosen, **given)
     answer = _ask(request)
     if isinstance(answer, int):
         return answer
     verdict = verdict_of(config, request, answer | {"model": model})
     try:
-        record(verdict)
+        if not chosen:
+            record(verdict)
     except OSError as error:
         print_note(f"the verdict cannot be kept, and `dsrun train` will not know it: {error}")
     if page:
@@ -62,7 +79,8 @@ def run(*, model: str, zero: str, gpus: int | None, limit: float, **given: Any) 
     else:
         for line in result_lines(verdict.results, every=every, columns=terminal_width(sys.stdout)):
             click.echo(line)
-        print_line(translated(verdict.sentence))
+        if not chosen:
+            print_line(translated(verdict.sentence))
     return EXIT_FINDINGS if verdict.failed else 0
 
 
@@ -83,7 +101,7 @@ def _gpus(wanted: int | None) -> int:
 def _ask(request: CertifyRequest) -> dict[str, Any] | int:
     """What the program answers; its exit code where it has said itself what is wrong or missing. Raises ToolError where
     it ends otherwise."""
-    os.environ.update(own_programs_first(os.environ) | ({} if request.gpus else _WITHOUT_GPU))
+    os.environ.update(own_programs_first(os.environ) | _SHARED | ({} if request.gpus else _WITHOUT_GPU))
     with tempfile.TemporaryDirectory(prefix="dsrun-certify-") as scratch, tempfile.TemporaryFile() as answer:
         argv = [sys.executable, "-m", PROGRAM, request.as_json(), scratch]
         code = run_foreground(argv, output=answer.fileno(), err=False, limit_s=_MOST_STEPS * request.limit_s)

@@ -22,12 +22,12 @@ def main(text: str, folder: str) -> int:
     """Its exit code. `folder` is empty, and whoever started this program removes it."""
     end_at_ctrl_c(os.dup(2))
     began = time.monotonic()
+    product = os.dup(1)
+    os.dup2(2, 1)  # libraries print, also when they are imported; the result alone is for stdout
     _say(_LIBRARIES)
     with without_collections(), deferred("torchao", "bitsandbytes"):
         from dsrun.certify.request import CertifyRequest
         from dsrun.train.certify.certify import certify
-    product = os.dup(1)
-    os.dup2(2, 1)  # libraries print; the result alone is for stdout
     request = CertifyRequest.from_json(text)
     try:
         found = certify(request, Path(folder), notify=_say)
