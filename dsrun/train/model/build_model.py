@@ -15,7 +15,7 @@ from dsrun.train.model.initial_weights import draw, initialise, undrawn
 from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention, refused_values
 from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
-from dsrun.train.model.text_part import find_whole, keep_used
+from dsrun.train.model.text_part import WholeCheckpoint, find_whole, keep_used
 from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
 
 
@@ -85,17 +85,22 @@ def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any
         raise
 
 
-def _load(
-    spec: TrainSpec, task: ModelTask, options: dict[str, Any], *, notify: NotePrinter, alone: bool
-) -> tuple[Any, Any]:
-    """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
-    they should have given them, or hold others."""
-    sharded = is_sharding() and "quantization_config" not in options
+def compared(spec: TrainSpec, config: Any, task: ModelTask) -> tuple[Any, WeightDifferences]:
+    """The model of --model without storage, and how its files differ from it. Of them, names and shapes are read."""
+    whole, load = _loading(spec, task, {"config": config, "trust_remote_code": spec.trust_remote_code})
+    with outside_zero3():
+        model, found = load(device_map="meta")
+    return model, replace(found, unexpected=found.unexpected - {*whole.others}) if whole else found
+
+
+def _loading(spec: TrainSpec, task: ModelTask, options: dict[str, Any]) -> tuple[WholeCheckpoint | None, Any]:
+    """The checkpoint that the model is a part of, and what loads it: a function of more options that returns the model
+    and how its files differ from it."""
     hub = {"cache_dir": spec.cache_dir, "revision": spec.model_revision, "token": spec.token}
     whole = find_whole(local_name(spec.model or "", "model", spec, os.environ), options["config"], **hub)
     renaming = whole.keys.renaming if whole else {}
     if renaming:
-        options["key_mapping"] = renaming
+        options = {**options, "key_mapping": renaming}
 
     def load(**more: Any) -> tuple[Any, WeightDifferences]:
         asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -103,6 +108,17 @@ def _load(
             model, info = from_hub(AUTO_CLASS[task], spec.model or "", "model", spec, **options, **asked, **more)
         keep_used(model, renaming)
         return model, WeightDifferences.of(info)
+
+    return whole, load
+
+
+def _load(
+    spec: TrainSpec, task: ModelTask, options: dict[str, Any], *, notify: NotePrinter, alone: bool
+) -> tuple[Any, Any]:
+    """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
+    they should have given them, or hold others."""
+    sharded = is_sharding() and "quantization_config" not in options
+    whole, load = _loading(spec, task, options)
 
     def check(model: Any, found: WeightDifferences) -> None:
         if whole:

@@ -128,7 +128,7 @@ def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> Co
         finding = finding_of("meta-count", prefix=PREFIX, why=str(error), where=str(found.folder))
         shapes = describe(found.config, from_scratch=from_scratch)
         return CountedModel(architecture=shapes, how="the architecture's shapes", findings=(finding,))
-    loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
+    loaded = as_loaded(found, tensors, from_scratch=from_scratch)
     return CountedModel(architecture=architecture_of(settings, loaded), how="transformers on the meta device")
 
 
@@ -163,7 +163,7 @@ def _reason(stderr: str) -> str:
     return reason[:_REASON]
 
 
-def _as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:
+def as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:
     """T5 models whose config unties the embeddings get their own output embedding when they are loaded.
 
     (transformers 5 builds them tied, see shapes.toml.)
