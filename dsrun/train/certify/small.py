@@ -16,15 +16,22 @@ from transformers import (
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError, one_line
+from dsrun.models.families import family_of
 from dsrun.train.model.initial_weights import initialise, undrawn
+from dsrun.train.model.load import evaluating
 
 _TABLE = toml_beside(__file__)
 _SIZES = {name: expression for expression, names in _TABLE["sizes"].items() for name in names}
+_MARKS = {name: expression for expression, names in _TABLE["layers"].items() for name in names}
+_OVERRIDES = "per_layer_config"
+"""What single layers have otherwise, by their number."""
 _EACH = 2
 """Layers of each kind that are kept."""
-_TRAINED, _VOCABULARY = 256, 128
+_POSITIONS, _VOCABULARY = 512, 128
+_TRAINED = "original_max_position_embeddings"
 _SPREAD = 0.125
 """Of matrices: with less, all logits of so narrow a model are alike."""
+_WIDEST = 2
 _AUTO = (AutoModelForImageTextToText, AutoModelForMultimodalLM)
 
 
@@ -41,10 +48,8 @@ def small_config(config: Any) -> PreTrainedConfig:
 def build(config: Any, folder: Path, seed: int = 0) -> Any:
     """The model of a small `config` with random weights, saved in `folder`. Raises UsageError where there is none."""
     try:
-        auto = next((each for each in _AUTO if _is_whole(config) and type(config) in each._model_mapping), None)
-        auto = auto or (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM)
         with undrawn():
-            model = auto.from_config(config, dtype=torch.float32)
+            model = auto_class(config).from_config(config, dtype=torch.float32)
         initialise(model, seed)
         _spread(model, seed)
         model.save_pretrained(folder)
@@ -53,13 +58,17 @@ def build(config: Any, folder: Path, seed: int = 0) -> Any:
     return model
 
 
-def _is_whole(config: Any) -> bool:
-    """Whether it has other parts than the text model."""
-    return not config.is_encoder_decoder and config.get_text_config() is not config
+def auto_class(config: Any) -> Any:
+    """What builds the model of a config, with all of its parts."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    has_parts = config.get_text_config() is not config
+    whole = next((each for each in _AUTO if has_parts and type(config) in each._model_mapping), None)
+    return whole or AutoModelForCausalLM
 
 
 def _spread(model: Any, seed: int) -> None:
-    """Draw anew what is too close to zero to tell layers apart, and shift vectors a little, so that no two are alike."""
+    """Draw anew what is too close to zero to tell layers apart, and shift vectors a little: no two are alike then."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for each in model.parameters():
@@ -71,6 +80,40 @@ def _spread(model: Any, seed: int) -> None:
             elif each.numel() > 1 and each.std() < _SPREAD / 2:
                 each.copy_(noise * _SPREAD)
     model.tie_weights()
+    # What T5's config keeps of its own `tie_word_embeddings: false`.
+    scaled = getattr(model.config, "scale_decoder_outputs", True)
+    if family_of(model.config.model_type).unties_when_loaded and not scaled:
+        model.config.tie_word_embeddings = False
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    _level(model)
+
+
+def _level(model: Any) -> None:
+    """Give the output embedding the size at which logits differ by about one; one that is the input's is only made
+    smaller, as all else would be small beside it."""
+    head, ids = model.get_output_embeddings(), torch.arange(_VOCABULARY // 4)[None] + _VOCABULARY // 4
+    if head is None:
+        return
+    given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad(), evaluating(model):
+        spread = model(input_ids=ids, **given).logits.std()
+        if spread > _WIDEST or head.weight is not model.get_input_embeddings().weight:
+            head.weight /= spread
+
+
+def _marks(name: str, value: Any, count: int) -> list[Any] | None:
+    """What a setting says of each of so many layers; None where it says nothing of single layers."""
+    if name in _MARKS and value is not None:
+        return [evaluate(_MARKS[name], {"layer": layer, "value": value, "count": count}) for layer in range(count)]
+    return value if isinstance(value, list) and len(value) == count else None
+
+
+class _Settings(dict[str, Any]):
+    """Names for expressions, None for what a config does not have."""
+
+    def __missing__(self, name: str) -> Any:
+        return {"min": min, "max": max}.get(name)
 
 
 class _ConfigCut:
@@ -79,22 +122,20 @@ class _ConfigCut:
     def __init__(self, config: Any, ids: Mapping[int, int]) -> None:
         self.config, self.ids = config, ids
         self.old: dict[str, Any] = config.to_dict()
+        self.count: int = getattr(config, "num_hidden_layers", None) or 0
+        if own := self.old.get(_OVERRIDES):
+            own = {int(number): each for number, each in own.items()}
+            self.old[_OVERRIDES] = [own.get(layer) for layer in range(self.count)]
         parts = {name: each for name, each in vars(config).items() if isinstance(each, PreTrainedConfig)}
-        self.settings = {name: value for name, value in self.old.items() if name not in parts}
-        self.settings.pop("quantization_config", None)
-        self.names = {
-            **dict.fromkeys(("width", "heads"), None),
-            **self.old,
-            "width": self._common("hidden_size"),
-            "heads": self._common("num_attention_heads"),
-        }
-        self._cut_layers()
-        for name, value in self.settings.items():
-            self.settings[name] = self._resized(name, value)
+        common = {"width": self._common("hidden_size"), "heads": self._common("num_attention_heads")}
+        self.names = _Settings(self.old | common)
+        left_out = {"quantization_config", *parts}
+        self.settings = {name: value for name, value in self._with_few_layers().items() if name not in left_out}
+        self.settings = {name: self._resized(name, value) for name, value in self.settings.items()}
         self._cut_positions()
         for name, expression in _TABLE["families"].get(config.model_type, {}).items():
             self.settings[name] = evaluate(expression, self.settings)
-        self.settings |= {name: _ConfigCut(part, ids).settings for name, part in parts.items()}
+        self.settings |= {name: _ConfigCut(part, ids).settings for name, part in parts.items()} | {"dtype": "float32"}
 
     def _common(self, name: str) -> Any:
         """A setting by the name that most families have for it."""
@@ -104,101 +145,63 @@ class _ConfigCut:
     def _resized(self, name: str, value: Any) -> Any:
         if isinstance(value, float) and ("drop" in name or "jitter" in name):
             return 0.0
-        if name in ("dtype", "torch_dtype"):
-            return "float32"
         if _is_id(name):
             return _mapped(value, self.ids)
-        if name == "per_layer_config" and isinstance(value, dict):
-            return {number: self._of_layer(each) for number, each in value.items()}
-        if name not in _SIZES:
+        if name == _OVERRIDES and value:
+            resized = [{key: self._resized(key, own) for key, own in (each or {}).items()} for each in value]
+            return {number: each for number, each in enumerate(resized) if each}
+        if isinstance(value, list) and name in _SIZES:
+            return [self._resized(name, each) for each in value]
+        if type(value) is not int or value <= 0 or name not in _SIZES:
             return value
-        if isinstance(value, list) and value and all(type(each) is int and each > 0 for each in value):
-            size = self._size(name, min(value))
-            return [size * each // min(value) for each in value]
-        return self._size(name, value) if type(value) is int and value > 0 else value
+        return int(evaluate(_SIZES[name], _Settings(self.names, old=value, usual=self.old[name])))
 
-    def _size(self, name: str, old: int) -> int:
-        return int(evaluate(_SIZES[name], {**self.names, "old": old}))
-
-    def _of_layer(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Of one layer: as much more than the other layers have as before."""
-        made = dict(settings)
-        for name, value in settings.items():
-            base = self.old.get(name)
-            if name in _SIZES and type(value) is int and type(base) is int and base > 0:
-                made[name] = max(1, self._size(name, base) * value // base)
-        return made
-
-    def _cut_layers(self) -> None:
-        """Keep the first layers of each kind; other stacks of layers, which have but one kind, their first ones."""
-        main = self.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
-        count = self.old.get(main)
-        for name in _TABLE["layers"]["counts"]:
-            if type(self.old.get(name)) is int:
-                self.settings[name] = min(self.old[name], _EACH)
-        if type(count) is not int:
-            return
+    def _with_few_layers(self) -> dict[str, Any]:
+        """Of each kind of layers the first ones; of other stacks of layers, which have but one kind, too."""
+        settings = dict(self.old)
+        for name in _TABLE["counts"]["names"]:
+            if type(settings.get(name)) is int:
+                settings[name] = min(settings[name], _EACH)
+        marked = {name: marks for name, value in self.old.items() if (marks := _marks(name, value, self.count))}
         kept: list[int] = []
         kinds: dict[str, int] = {}
-        for layer in range(count):
-            kind = repr(list(self._kind(layer, count)))
+        for layer in range(self.count):
+            kind = repr([marks[layer] for marks in marked.values()])
             kinds[kind] = kinds.get(kind, 0) + 1
             if kinds[kind] <= _EACH:
                 kept.append(layer)
-        self.settings[main] = len(kept)
-        rows = _TABLE["layers"]
-        for name, value in self.old.items():
-            if isinstance(value, list) and name in rows["numbers"]:
-                self.settings[name] = [new for new, layer in enumerate(kept) if layer in value]
-            elif isinstance(value, list) and len(value) == count:
-                self.settings[name] = [value[layer] for layer in kept]
-            elif type(value) is int and name in rows["first"]:
-                self.settings[name] = sum(layer < value for layer in kept)
-            elif type(value) is int and name in rows["last"]:
-                self.settings[name] = sum(layer >= count - value for layer in kept)
-            elif name == "per_layer_config" and isinstance(value, dict):
-                found = {int(number): each for number, each in value.items()}
-                self.settings[name] = {new: found[layer] for new, layer in enumerate(kept) if layer in found}
-
-    def _kind(self, layer: int, count: int) -> Iterator[Any]:
-        rows = _TABLE["layers"]
-        for name, value in self.old.items():
-            if isinstance(value, list) and name in rows["numbers"]:
-                yield layer in value
-            elif isinstance(value, list) and len(value) == count:
-                yield value[layer]
-            elif type(value) is int and name in rows["first"]:
-                yield layer < value
-            elif type(value) is int and name in rows["last"]:
-                yield layer >= count - value
-            elif name == "per_layer_config" and isinstance(value, dict):
-                yield {int(number): each for number, each in value.items()}.get(layer)
+        main = self.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        if kept and main in settings:  # a class may count a list of its layers
+            settings[main] = len(kept)
+        for name, marks in marked.items():
+            here = [marks[layer] for layer in kept]
+            if isinstance(self.old[name], int):
+                settings[name] = sum(here)
+            else:
+                settings[name] = [new for new, is_in in enumerate(here) if is_in] if name in _MARKS else here
+        return settings
 
     def _cut_positions(self) -> None:
         """Rotary positions as they were, for a smaller head and with the same share of trained positions."""
-        new, old = self._rotary(self.settings), self._rotary(self.old)
-        if type(rotary := self.old.get("rotary_dim")) is int and old:
-            self.settings["rotary_dim"] = max(2, rotary * new // old)
-        for name in ("rope_parameters", "rope_scaling", "original_max_position_embeddings"):
+        share = self._rotary(self.settings) / (self._rotary(self.old) or 1)
+        for name in ("rope_parameters", "rope_scaling", _TRAINED):
             if self.settings.get(name):
-                self.settings[name] = self._rope(name, self.settings[name], new / old if old else 1)
+                self.settings[name] = self._rope(name, self.settings[name], share)
 
     def _rotary(self, settings: Mapping[str, Any]) -> int:
         """The size of a head that is turned by its position, or the part of it that scales with it."""
-        width, heads = (
-            settings.get(self.config.attribute_map.get(name, name)) or 1
-            for name in ("hidden_size", "num_attention_heads")
-        )
+        names = (self.config.attribute_map.get(name, name) for name in ("hidden_size", "num_attention_heads"))
+        width, heads = (settings.get(name) or 1 for name in names)
         return int(settings.get("qk_rope_head_dim") or settings.get("head_dim") or width // heads)
 
     def _rope(self, name: str, value: Any, share: float) -> Any:
         if isinstance(value, dict):
             return {key: self._rope(key, each, share) for key, each in value.items()}
-        if name == "original_max_position_embeddings" and value:
-            longest = self._common("max_position_embeddings") or value
+        if name == _TRAINED and value:
             if "max_position_embeddings" in self.settings:
-                self.settings["max_position_embeddings"] = max(512, _TRAINED * longest // int(value))
-            return _TRAINED
+                times = (self._common("max_position_embeddings") or value) / value
+                self.settings["max_position_embeddings"] = max(_POSITIONS, int(_POSITIONS * times) // 2)
+            return _POSITIONS // 2
         if name in ("long_factor", "short_factor"):
             return value[: int(len(value) * share)]
         if name == "mrope_section":
@@ -215,14 +218,14 @@ def _ids(config: Any) -> dict[int, int]:
     """New numbers of a config's special tokens: 1 ends a text and 0 fills it up, if these are not one; all others come
     from the end of the vocabulary."""
     made: dict[int, int] = {}
-    ends, fills, others = [], [], []
-    for name, value in _found_ids(config.to_dict()):
-        (ends if name == "eos_token_id" else fills if name == "pad_token_id" else others).append(value)
-    for chosen, new in ((ends, 1), (fills, 0)):
-        if chosen:
-            made.setdefault(chosen[0], new)
-    for value in [*ends, *fills, *others]:
-        made.setdefault(value, _VOCABULARY + 1 - max(2, len(made)))
+    found = list(_found_ids(config.to_dict()))
+    for role, new in (("eos_token_id", 1), ("pad_token_id", 0)):
+        first = next((value for name, value in found if name == role), None)
+        if first is not None:
+            made.setdefault(first, new)
+    low = len(made)
+    for _, value in found:
+        made.setdefault(value, _VOCABULARY - 1 - len(made) + low)
     return made
 
 

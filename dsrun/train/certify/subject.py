@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dsrun.certify.request import CertifyRequest
 from dsrun.models.folder import FoundModel, find
 from dsrun.train.certify import small, toy
 from dsrun.train.model.load import decide_task
+from dsrun.train.model.text_part import text_config
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json")
 SHORTEST = 8
@@ -63,7 +65,7 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
         original.mkdir()
         (original / "config.json").write_text(json.dumps(found.config), encoding="utf-8")
     config = AutoConfig.from_pretrained(original, trust_remote_code=request.trust_remote_code)
-    task = "dpo" if request.task == "dpo" else decide_task(config, "auto", request.model)
+    task = "dpo" if request.task == "dpo" else decide_task(text_config(deepcopy(config)), "auto", request.model)
     folder = scratch / "small"
     model = small.build(small.small_config(config), folder)
     # Of texts that end at once there would be nothing to compare.
