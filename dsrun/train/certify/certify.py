@@ -63,7 +63,7 @@ def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) 
     findings: tuple[Finding, ...]
     if failed:
         findings = tuple(_failed(check, run) for error, run in failed.items() if error not in blamed)
-        blamed |= failed.keys()
+        blamed.update(failed)
     else:
         try:
             findings = in_fork(lambda: tuple(check.look(subject)), limit_s=subject.request.limit_s, log=log)

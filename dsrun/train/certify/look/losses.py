@@ -93,6 +93,10 @@ def _look_at_cuts(subject: CertifySubject) -> Iterator[Finding]:
     yield from compare(subject, names, "reference", differs="one_loss.differs", equal="one_loss.equal")
 
 
+def _look_at_kernels(subject: CertifySubject) -> Iterator[Finding]:
+    yield from compare(subject, ["kernels"], "plain", differs="kernels.differs", equal="kernels.equal")
+
+
 def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("zero1", "zero2", "zero3") if name in subject.runs]
     if not names or "two-ranks" not in subject.runs:
@@ -109,4 +113,5 @@ def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
 
 
 ONE_LOSS = check_of("one_loss", _look_at_cuts)
+KERNELS = check_of("kernels", _look_at_kernels)
 STAGES = check_of("stages", _look_at_stages)
