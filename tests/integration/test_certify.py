@@ -24,7 +24,7 @@ FAULTS = {
     "packed_documents_see_each_other": ("llama", "one_loss"),
     "checkpoint_of_experts_is_not_loaded": ("mixtral", "resumed"),
     "adapter_is_merged_at_half_its_scale": ("llama", "adapter"),
-    "tables_of_sines_are_trained": ("pegasus", "resumed"),
+    "frozen_weights_are_trained": ("pegasus", "resumed"),
     "resumed_run_begins_the_data_anew": ("bart", "resumed"),
     "sharded_model_generates_from_shards": ("llama", "generated"),
 }

@@ -20,6 +20,9 @@ from dsrun.train.model.load import AUTO_CLASS
 logger = logging.getLogger(__name__)
 
 ALL_LINEAR = "all-linear"
+_MAMBAS, _LEFT_OUT = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d")
+"""Families, and layers of theirs that their kernels read without a call: PEFT refuses these by name, and would refuse
+all-linear for them (tuners_utils.py, _check_lora_target_modules_mamba)."""
 
 
 def lora_targets(spec: TrainSpec) -> list[str] | str:
@@ -61,11 +64,13 @@ def add_lora(
             "layer with a bias",
             fix=f"--lora-modules-to-save {' '.join(tokens)}",
         )
+    kind = getattr(model.config, "model_type", None)
     config = LoraConfig(
         r=spec.lora,
         lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
         lora_dropout=spec.lora_dropout,
         target_modules=lora_targets(spec),
+        exclude_modules=[*_LEFT_OUT] if lora_targets(spec) == ALL_LINEAR and kind in _MAMBAS else None,
         target_parameters=spec.lora_target_parameters or None,
         modules_to_save=spec.lora_modules_to_save or None,
         use_rslora=spec.rslora,

@@ -1,6 +1,7 @@
 """The model with its weights: drawn, or loaded from files that give all of them."""
 
 import os
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -58,19 +59,28 @@ def build(
             draw(model, seed, only=drawn, device=device)
         if quantization is not None:
             keep_codes(model)
-    _freeze_computed(model)
+        _freeze(model, task, {"trust_remote_code": spec.trust_remote_code})
     # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
     # (transformers' modeling_layers.py).
     model.config.use_cache = False
     return model
 
 
-def _freeze_computed(model: Any) -> None:
-    """Freeze tables of sines, which no model trains (Pegasus, Marian, FSMT, RoFormer read them without a gradient).
-    transformers does so where it loads them under ZeRO-3; elsewhere weight decay would shrink them."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding) and "Sinusoidal" in type(module).__name__:
-            module.weight.requires_grad_(False)
+def _freeze(model: Any, task: ModelTask, options: dict[str, Any]) -> None:
+    """Freeze what the model's class makes frozen: tables of sines, the biases by which experts are chosen.
+
+    Loading them, transformers has all weights trained, but for those that ZeRO-3 shards: weight decay would shrink
+    them, and a checkpoint would fit no other stage.
+    """
+    try:
+        with torch.device("meta"), outside_zero3(), undrawn():
+            fresh = AUTO_CLASS[task].from_config(deepcopy(model.config), **options)
+    except Exception:  # code of the model's own may fail in any way
+        return
+    frozen = {name for name, each in fresh.named_parameters() if not each.requires_grad}
+    for name, each in model.named_parameters():
+        if name in frozen:
+            each.requires_grad_(False)
 
 
 def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any]) -> Any:

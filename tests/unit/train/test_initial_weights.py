@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     LlamaConfig,
     OpenAIGPTConfig,
     SwitchTransformersConfig,
@@ -87,13 +88,24 @@ def test_drawn_model_can_go_to_another_process():
     assert pickle.loads(pickle.dumps(model)).config.model_type == "llama"
 
 
-@pytest.mark.parametrize("kind", ["pegasus", "marian", "fsmt"])
-def test_computed_positions_are_not_trained(kind):
-    """Else weight decay shrinks them where they are not frozen, and no checkpoint fits another stage."""
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    vocabulary = {"src_vocab_size": 16, "tgt_vocab_size": 16} if kind == "fsmt" else {"vocab_size": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 0}
-    model = build(SPEC, AutoConfig.for_model(kind, **sizes, **vocabulary, **heads), "seq2seq")
-    tables = {name: each.requires_grad for name, each in model.named_parameters() if "embed_positions" in name}
-    assert set(tables.values()) <= {False}
-    assert sum(each.requires_grad for each in model.parameters()) > len(tables)
+SMALL = {
+    "vocab_size": 16, "hidden_size": 16, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16, "moe_intermediate_size": 8,
+    "moe_num_experts": 4, "num_local_experts": 4, "num_experts": 4, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pegasus", "marian", "ernie4_5_moe", "afmoe", "laguna"])
+def test_what_its_class_freezes_stays_frozen_when_loaded(kind, tmp_path):
+    """Else weight decay shrinks it where ZeRO-3 does not shard, and no checkpoint fits another stage."""
+    known = AutoConfig.for_model(kind)
+    config = type(known)(**{name: value for name, value in SMALL.items() if name in known.to_dict()})
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    made = auto.from_config(config)
+    made.save_pretrained(tmp_path)
+    frozen = {name for name, each in made.named_parameters() if not each.requires_grad}
+    assert frozen
+    task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
+    loaded = build(TrainSpec(model=str(tmp_path)), config, task)
+    assert {name for name, each in loaded.named_parameters() if not each.requires_grad} == frozen
