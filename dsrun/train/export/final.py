@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError, ToolError, one_line
-from dsrun.models.families import family_of
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.system.terminal.display import size_text
@@ -108,9 +107,12 @@ def _save_merged(
             with undrawn():
                 fresh = AUTO_CLASS[task].from_config(base.config, dtype=next(iter(state.values())).dtype)
             leave_undrawn(fresh)
-            if family_of(base.config.model_type).unties_when_loaded and not base.config.tie_word_embeddings:
-                head = fresh.get_output_embeddings()
-                head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            # What the config ties, and the base's files have apart (T5 v1.1).
+            for name in fresh.all_tied_weights_keys.keys() - base.all_tied_weights_keys.keys():
+                del fresh.all_tied_weights_keys[name]
+                place, _, last = name.rpartition(".")
+                weight = fresh.get_parameter(name)
+                setattr(fresh.get_submodule(place), last, torch.nn.Parameter(weight.detach().clone()))
             # By it a save gives the tensors the names and shapes that they have in the base model's files.
             fresh._weight_conversions = getattr(base, "_weight_conversions", None)
         else:

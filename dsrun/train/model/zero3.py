@@ -4,8 +4,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations import deepspeed as integration
+
+from dsrun.train.base.distributed import all_gather_object
 
 
 def is_sharding() -> bool:
@@ -42,12 +45,21 @@ def whole_shapes(parameters: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Let models be loaded inside whose rules unpack the shape of a weight (Pegasus, FSMT, RoFormer, RWKV, xLSTM).
+    """Let models be loaded inside whose rules unpack the shape of a weight (Pegasus, FSMT, RoFormer, RWKV, xLSTM), or
+    whose files hold an output embedding apart from the input's though the config ties them (T5 v1.1, FLAN-T5, mT5).
 
     After loading transformers applies the rules by which weights are drawn to every module, for the sake of computed
-    buffers, and keeps the weights that are loaded. Of those ZeRO-3 has left the shape `(0,)`.
+    buffers, and keeps the weights that are loaded. Of those ZeRO-3 has left the shape `(0,)`. Two weights to be tied it
+    leaves apart where they differ, and two that are left empty it takes for equal.
     """
     original = PreTrainedModel._initialize_weights
+    are_equal = modeling_utils._tied_params_are_equal
+
+    def equal_on_all_ranks(one: Any, other: Any) -> bool:
+        if not (hasattr(one, "ds_id") and hasattr(other, "ds_id")):
+            return bool(are_equal(one, other))
+        mine = one.ds_shape == other.ds_shape and torch.equal(one.ds_tensor, other.ds_tensor)
+        return all(all_gather_object(mine))
 
     def initialise(model: Any, module: Any, is_custom_code: bool = False) -> None:
         # Code that comes with a model may write without looking at whether the weight is loaded.
@@ -55,7 +67,9 @@ def loading() -> Iterator[None]:
             original(model, module, is_custom_code)
 
     PreTrainedModel._initialize_weights = initialise
+    modeling_utils._tied_params_are_equal = equal_on_all_ranks
     try:
         yield
     finally:
         PreTrainedModel._initialize_weights = original
+        modeling_utils._tied_params_are_equal = are_equal
