@@ -1,23 +1,26 @@
-"""All checks of `dsrun doctor`, in the order of how often they hurt: that of checks.toml."""
+"""The checks of `dsrun doctor`: checks.toml has their texts, and where in this package the function is that looks."""
 
-from dsrun.doctor.check import TEXTS
-from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
-from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
-from dsrun.doctor.job import hub, memory, precision, run_folder, settings, tokens
-from dsrun.doctor.launch import interfaces, ports, ranks, variables
-from dsrun.doctor.software import build_tools, compilers, cuda, jit, known_bad
+from pkgutil import resolve_name
+
+from dsrun.datafiles import toml_beside
+from dsrun.doctor.machine_facts import DEEP_PROGRAM_S
 from dsrun.findings.checks import Check
 
-_MODULES = (
-    gpu_settings, health, kernel_log, links, presence,
-    clock, cpu, host_memory, infiniband, limits, quota, storage,
-    hub, memory, precision, run_folder, settings, tokens,
-    interfaces, ports, ranks, variables,
-    build_tools, compilers, cuda, jit, known_bad,
-)  # fmt: skip
-_BY_CODE = {each.code: each for module in _MODULES for each in vars(module).values() if isinstance(each, Check)}
-CHECKS = tuple(_BY_CODE[code] for code in TEXTS if code in _BY_CODE)
+LIMIT_S = 8.0
+"""Seconds until a check that does not end is given up: a dead network file system or a driver that hangs."""
+DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 
-DEEP_CHECKS: tuple[Check, ...] = deep.DEEP_CHECKS
+
+def _checks(*, deep: bool) -> tuple[Check, ...]:
+    rows = toml_beside(__file__, "checks.toml").items()
+    return tuple(
+        Check(code, look=resolve_name(f"dsrun.doctor.{row.pop('look')}"), **row)
+        for code, row in rows
+        if row.pop("deep", False) is deep
+    )
+
+
+CHECKS = _checks(deep=False)
+"""In the order of how often they hurt."""
+DEEP_CHECKS = _checks(deep=True)
 """Those of --deep, which use the GPUs for minutes: they run last, one after the other, DEEP_LIMIT_S seconds each."""
-DEEP_LIMIT_S = deep.DEEP_LIMIT_S

@@ -109,7 +109,8 @@ def test_doctor_usage_errors(dsrun, args, said):
 STRANGE = """
 import threading
 from dsrun.cli.main import main
-from dsrun.doctor import check, registry
+from dsrun.doctor import registry
+from dsrun.findings.checks import Check
 from dsrun.findings.finding import Finding
 
 def crash(machine, target):
@@ -118,11 +119,11 @@ def crash(machine, target):
 def hang(machine, target):
     threading.Event().wait()
 
-check.LIMIT_S = 0.2
+registry.LIMIT_S = 0.2
 registry.CHECKS = (
-    check.Check("crash", "crashing", crash),
-    check.Check("hang", "hanging", hang),
-    check.Check("good", "good", lambda *_: [Finding(level="info", code="good", message="fine")]),
+    Check("crash", "crashing", crash),
+    Check("hang", "hanging", hang),
+    Check("good", "good", lambda *_: [Finding(level="info", code="good", message="fine")]),
 )
 main()
 """

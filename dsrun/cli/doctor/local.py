@@ -11,7 +11,6 @@ import click
 from dsrun.cli.doctor.target import job_target
 from dsrun.cli.options import imported
 from dsrun.cli.output import print_json
-from dsrun.doctor import check as running
 from dsrun.doctor import registry
 from dsrun.doctor.machine_facts import MachineFacts
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
@@ -39,7 +38,7 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
     quick = [each for each in checks if each not in registry.DEEP_CHECKS]
-    results = list(run_checks(quick, MachineFacts(), target, limit_s=running.LIMIT_S))
+    results = list(run_checks(quick, MachineFacts(), target, limit_s=registry.LIMIT_S))
     # One after the other: two tests of bandwidth would disturb each other.
     for check in checks[len(quick) :]:
         results += run_checks([check], MachineFacts(), target, limit_s=registry.DEEP_LIMIT_S)

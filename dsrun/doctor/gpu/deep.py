@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from shutil import which
 from typing import Any
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine_facts import DEEP_PROGRAM_S, DoctorTarget, MachineFacts
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 
-DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
-"""Seconds that such a check may take."""
 # Sizes at which bandwidth counts and not latency: from 8 to 256 MiB, each twice the one before.
 ALL_REDUCE = ("-b", "8M", "-e", "256M", "-f", "2")
 _BANDWIDTH = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
@@ -46,7 +43,7 @@ def _ran(machine: MachineFacts, argv: Sequence[str], code: str) -> tuple[str, Fi
     return done.stdout, finding_of("fails", prefix=f"{code}_", command=shown, last=last)
 
 
-def _dcgm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_dcgm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Level 1 of DCGM's diagnostics: software, permissions, and memory of the GPUs, some seconds."""
     if not usable(machine) or not _program(machine, "dcgmi"):
         return
@@ -79,7 +76,7 @@ def _failed_tests(report: Any, name: str = "") -> Iterator[tuple[str, str]]:
                 yield from _failed_tests(value, name)
 
 
-def _all_reduce(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_all_reduce(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """nccl-tests' all_reduce over the GPUs of this machine: right values, and its bus bandwidth."""
     gpus = usable(machine)
     program = _program(machine, "all_reduce_perf", "all_reduce_perf_mpi")
@@ -95,7 +92,7 @@ def _all_reduce(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding
         yield finding_of("nccl_tests", count=len(gpus), bandwidth=float(bandwidth[1]))
 
 
-def _bandwidth(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_bandwidth(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """nvbandwidth's copies between host and GPUs."""
     gpus = usable(machine)
     if not gpus or not _program(machine, "nvbandwidth"):
@@ -109,9 +106,3 @@ def _bandwidth(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]
         yield broken
     elif sums and not slow:
         yield finding_of("nvbandwidth", rates=", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items()))
-
-
-DCGM = check_of("dcgm", _dcgm)
-NCCL_TESTS = check_of("nccl_tests", _all_reduce)
-NVBANDWIDTH = check_of("nvbandwidth", _bandwidth)
-DEEP_CHECKS = (DCGM, NCCL_TESTS, NVBANDWIDTH)

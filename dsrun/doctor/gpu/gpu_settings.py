@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -15,7 +14,7 @@ PROHIBITED = 2
 """nvmlComputeMode_t: 0 default, 1 exclusive thread (since removed), 2 prohibited, 3 exclusive process."""
 
 
-def _settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     found = list(_unfit(gpus, target.nproc))
     yield from found
@@ -36,6 +35,3 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         yield finding_of(
             "gpu_settings_exclusive", exclusive=of_gpus(exclusive), ranks=ranks, shared=shared, count=len(gpus)
         )
-
-
-SETTINGS = check_of("gpu_settings", _settings)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -16,7 +15,7 @@ BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""
 
 
-def _ecc(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_ecc(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     found = [finding for gpu in gpus for finding in _memory_errors(gpu)]
     yield from found
@@ -38,7 +37,7 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
         yield finding_of("ecc_remap_pending", gpu=gpu, index=gpu.index)
 
 
-def _clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = [each for each in usable(machine) if each.throttle_reasons is not None]
     found = False
     for code, reason in toml_beside(__file__, "throttle_reasons.toml").items():
@@ -57,7 +56,7 @@ def _clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("gpu_clocks", gpus=of_gpus(gpus))
 
 
-def _pcie(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_pcie(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     known = [each for each in usable(machine) if each.pcie_width and each.pcie_width_max]
     found = [finding for gpu in known for finding in _slow_link(gpu)]
     yield from found
@@ -73,8 +72,3 @@ def _slow_link(gpu: GpuState) -> Iterator[Finding]:
     busy = gpu.performance_state is not None and gpu.performance_state <= BUSY
     if busy and (generation or 0) < (newest or 0):
         yield finding_of("pcie_generation", gpu=gpu, generation=generation, newest=newest)
-
-
-ECC = check_of("ecc", _ecc)
-CLOCKS = check_of("gpu_clocks", _clocks)
-PCIE = check_of("pcie", _pcie)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
@@ -109,7 +108,7 @@ def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[XidE
         yield XidEvent(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
 
 
-def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     if not gpus and not machine.path("/proc/driver/nvidia").exists():
         return
@@ -148,6 +147,3 @@ def _ago(seconds: float) -> Message:
     lengths = {"days": 86400, "hours": 3600, "minutes": 60}
     unit = next((name for name, length in lengths.items() if seconds >= 2 * length), "seconds")
     return text_of(f"xid_ago.{unit}", **{unit: seconds / lengths.get(unit, 1)})
-
-
-XID = check_of("xid", _look)

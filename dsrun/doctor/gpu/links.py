@@ -6,7 +6,6 @@ from itertools import combinations
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -20,7 +19,7 @@ TRANSLATES = ("DMA", "DMA-FQ")
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
 
-def _nvlink(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_nvlink(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Links that are up on one GPU and not on another of the same model; how many a machine joins, none tells."""
     gpus = [each for each in usable(machine) if each.nvlinks]
     joined = [each for each in gpus if any(each.nvlinks)]
@@ -43,7 +42,7 @@ def _peer_states() -> dict[int, dict[str, Any]]:
     return {int(number): row for number, row in toml_beside(__file__, "peer_states.toml")["state"].items()}
 
 
-def _peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     if len(gpus) < 2:
         return
@@ -92,7 +91,7 @@ def _bounced(machine: MachineFacts, gpus: Sequence[GpuState]) -> Finding | None:
     return None
 
 
-def _rdma(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_rdma(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if not usable(machine) or not _has_rdma(machine):
         return
     modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
@@ -114,8 +113,3 @@ def _has_rdma(machine: MachineFacts) -> bool:
 def _kernel(machine: MachineFacts) -> tuple[int, ...]:
     words = (machine.text("/proc/sys/kernel/osrelease") or "0.0").split("-")[0].split(".")
     return tuple(int(word) for word in words[:2] if word.isdigit())
-
-
-NVLINK = check_of("nvlink", _nvlink)
-PEERS = check_of("peer_access", _peers)
-GPUDIRECT = check_of("gpudirect", _rdma)

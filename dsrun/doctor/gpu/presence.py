@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -62,7 +61,7 @@ def _starts_with(file: Path, head: bytes) -> bool:
         return False
 
 
-def _driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     version = machine.text("/proc/driver/nvidia/version")
     told = machine.nvml()
@@ -97,7 +96,7 @@ def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
     return finding_of("gpu_driver_fails", why=told.message)
 
 
-def _bus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_bus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     told = machine.nvml()
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     gone = {each.address for each in on_bus if not each.answers}
@@ -129,7 +128,7 @@ def _is_ours(machine: MachineFacts, minor: int) -> bool:
     return True
 
 
-def _fabric(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_fabric(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
@@ -161,8 +160,3 @@ def usable(machine: MachineFacts) -> tuple[GpuState, ...]:
         for place, (uuid, state) in enumerate(states.items())
     ]
     return tuple(states[each.uuid] for each in select_visible(gpus, machine.environ.get("CUDA_VISIBLE_DEVICES")))
-
-
-GPU_DRIVER = check_of("gpu_driver", _driver)
-GPU_BUS = check_of("gpu_bus", _bus)
-FABRIC = check_of("fabric_manager", _fabric)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.host.storage import run_folder
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
@@ -19,7 +18,7 @@ _OFFSET = re.compile(r"^System time\s*:\s*([\d.]+) seconds (slow|fast)", re.MULT
 _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
-def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     away = _behind_server(machine, run_folder(target))
     if away is not None and abs(away) > MOST_S:
         yield finding_of("clock_differs.behind" if away > 0 else "clock_differs.ahead", seconds=abs(away))
@@ -68,6 +67,3 @@ def _timedatectl(machine: MachineFacts) -> Finding | None:
     if text.strip() == "no":
         return finding_of("clock_unsynchronised")
     return finding_of("clock")
-
-
-CLOCK = check_of("clock", _look)

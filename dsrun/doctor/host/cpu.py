@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -36,7 +35,7 @@ def allowed_cpus(machine: MachineFacts) -> frozenset[int]:
     return frozenset()
 
 
-def _cores(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_cores(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     cpus = len(allowed_cpus(machine))
     if not cpus:
         return
@@ -66,7 +65,7 @@ def _threads(machine: MachineFacts, cpus: int, ranks: int) -> Iterator[Finding]:
         yield finding_of("cores_threads.many", text=text, threads=threads, cores=held, share=share)
 
 
-def _numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     nodes = {
         int(each.name[4:]): cpu_list(machine.text(f"/sys/devices/system/node/{each.name}/cpulist") or "")
         for each in machine.path("/sys/devices/system/node").glob("node*")
@@ -86,7 +85,3 @@ def _numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("numa_far", node=node, indices=", ".join(map(str, indices)))
     if homes and not far:
         yield finding_of("numa")
-
-
-CORES = check_of("cores", _cores)
-NUMA = check_of("numa", _numa)

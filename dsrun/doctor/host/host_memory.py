@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -16,7 +15,7 @@ from dsrun.system.host import memory_available, memory_total
 GIB = 2**30
 
 
-def _memory(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     # The memory of a login node says nothing about the machine that will train.
     elsewhere = not usable(machine) or (target.nodes and not machine.environ.get("SLURM_JOB_ID"))
     planned = None if elsewhere else needs(machine, target)
@@ -59,6 +58,3 @@ def _nvme(machine: MachineFacts, target: DoctorTarget, planned: MemoryNeeds) -> 
     free = state.f_frsize * state.f_bavail
     if free < planned.nvme:
         yield finding_of("host_memory_nvme", path=path, free=free / GIB, nvme=planned.nvme / GIB)
-
-
-HOST_MEMORY = check_of("host_memory", _memory)

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -86,7 +85,7 @@ def _chosen(machine: MachineFacts) -> list[InfinibandPort]:
     return [each for each in everyone if is_named(each) != leaves_out]
 
 
-def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = _chosen(machine)
     if not found:
         names = ", ".join(each.name for each in ports(machine))
@@ -139,6 +138,3 @@ def _errors(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
             ]
             device = port.name.partition(":")[0]
             yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=device)
-
-
-INFINIBAND = check_of("infiniband", _look)

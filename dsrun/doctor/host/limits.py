@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from math import inf
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -44,7 +43,7 @@ def ranks_of(machine: MachineFacts, target: DoctorTarget) -> int:
     return target.nproc or len(usable(machine)) or 1
 
 
-def _shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = machine.path("/dev/shm")
     if not folder.is_dir():
         yield finding_of("shm_missing")
@@ -68,7 +67,7 @@ def _shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("shm", free=free / GIB, total=total / GIB)
 
 
-def _memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = limit(machine, "Max locked memory")
     needs = [f"InfiniBand ({active_ports(machine)[0].name})"] if active_ports(machine) else []
     if target.recipe and target.recipe.spec.offload == "nvme":
@@ -88,7 +87,7 @@ def _memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     )
 
 
-def _files(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_files(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = limit(machine, "Max open files")
     if found is None:
         return
@@ -100,7 +99,7 @@ def _files(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("nofile", soft=soft)
 
 
-def _tasks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_tasks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Threads count as processes, for the user's limit as for that of the cgroup."""
     wanted = TASKS_OF_RANK * ranks_of(machine, target)
     found = limit(machine, "Max processes")
@@ -128,9 +127,3 @@ def _pids_left(machine: MachineFacts) -> tuple[float, str]:
         if most.isdigit() and int(most) - now < least:
             least, name = int(most) - now, folder.name
     return least, name
-
-
-SHM = check_of("shm", _shm)
-MEMLOCK = check_of("memlock", _memlock)
-NOFILE = check_of("nofile", _files)
-NPROC = check_of("nproc", _tasks)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.memory_plan import needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -50,7 +49,7 @@ def parse_quota(text: str) -> list[DiskQuota]:
     return [each for each in found if each.limit or each.files_limit]
 
 
-def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     mount = machine.mount(folder)
     if mount is None:
@@ -94,6 +93,3 @@ def _judged(quota: DiskQuota, point: str, wanted: int) -> Iterator[Finding]:
         yield finding_of("quota_soft", point=point, used=used, limit=limit, soft=quota.soft / GIB, fix=fix)
     if quota.files_limit and quota.files + NO_INODES > quota.files_limit:
         yield finding_of("quota_files", point=point, files=quota.files, limit=quota.files_limit, fix=fix)
-
-
-QUOTA = check_of("quota", _look)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
@@ -65,7 +64,7 @@ def _wanted(target: DoctorTarget, planned: MemoryNeeds) -> tuple[int, int]:
     return planned.model + planned.checkpoint, planned.model + (keep + 1) * planned.checkpoint
 
 
-def _space(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_space(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
@@ -86,7 +85,7 @@ def _space(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)
 
 
-def _speed(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_speed(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     if not os.access(folder, os.W_OK):
         return  # the check of the run folder says so
@@ -114,7 +113,7 @@ def judged(folder: Path, speed: float, planned: MemoryNeeds | None, nodes: int) 
     return replace(found, level="warning", code="write_speed_slow", fix=fix)
 
 
-def _inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     if not state.f_files:  # btrfs and others make inodes as they need them
@@ -124,8 +123,3 @@ def _inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("inodes_few", folder=folder, left=left, level="error" if left < NO_INODES else "warning")
     else:
         yield finding_of("inodes", left=left)
-
-
-DISK = check_of("disk", _space)
-WRITE_SPEED = check_of("write_speed", _speed)
-INODES = check_of("inodes", _inodes)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -108,6 +107,3 @@ def _elsewhere(missing: list[str]) -> Message:
     name = missing[0].removeprefix(DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(DATA_SET) else ""
     return text_of("hub.elsewhere", others=other_sources(), command=f"hf download {name}{kind}")
-
-
-HUB = check_of("hub", look)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.job.memory_plan import request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
@@ -131,6 +130,3 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
         return finding_of("gpu_memory_fallback" if recipe.spec.remedy else "gpu_memory_plan.likely", what=what, fix=fix)
     remedies = plan(replace(request, micro_batch=None)).remedies
     return finding_of("gpu_memory_plan.never", what=what, fix=joined("; ", remedies[:2]) or None)
-
-
-GPU_MEMORY = check_of("gpu_memory", look)

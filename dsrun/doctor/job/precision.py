@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
@@ -45,6 +44,3 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("precision.gpu", precision=chosen, device=gpus[0].name)
     else:
         yield finding_of("precision.cpu", precision=chosen)
-
-
-PRECISION = check_of("precision", look)

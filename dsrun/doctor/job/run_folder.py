@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -29,6 +28,3 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("run_folder_memory", path=path, kind=place.kind)
     else:
         yield finding_of("run_folder.shared" if place.shared else "run_folder.local", path=path, kind=place.kind)
-
-
-RUN_FOLDER = check_of("run_folder", look)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -73,9 +72,6 @@ def _linted(target: DoctorTarget, recipe: Recipe, world: int | None) -> list[Fin
     return found
 
 
-DEEPSPEED_JSON = check_of("deepspeed_json", look_at_config)
-
-
 def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Flags that do not exist any more or contradict each other, and batch sizes that do not divide."""
     if target.refused:
@@ -101,9 +97,6 @@ def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fi
         yield found
 
 
-SETTINGS = check_of("settings", look_at_settings)
-
-
 def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train` looks at before it starts: model, data, plugin, packages."""
     recipe = target.recipe
@@ -119,6 +112,3 @@ def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         except DsrunError as error:
             found.append(Finding(level="error", code="files", message=error.message, fix=error.fix or ""))
     yield from found or [finding_of("files")]
-
-
-FILES = check_of("files", look_at_files)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -104,6 +103,3 @@ def _largest_id(folder: Path) -> int | None:
         if isinstance(each, Mapping) and isinstance(each.get("id"), int):
             numbers.append(each["id"])
     return max(numbers, default=None)
-
-
-TOKENIZER = check_of("tokenizer", look)

@@ -3,7 +3,6 @@
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -68,6 +67,3 @@ def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
     if sign == "^":
         return [each for each in there if each not in hit and each != "lo"]
     return [each for each in there if each in hit]
-
-
-INTERFACES = check_of("interfaces", look)

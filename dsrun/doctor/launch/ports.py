@@ -3,7 +3,6 @@
 import ipaddress
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import RESOLVE_S, DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -37,9 +36,6 @@ def _named_port(machine: MachineFacts, target: DoctorTarget) -> tuple[int | str 
     if not text:
         return None, ""
     return (int(text) if text.isascii() and text.isdigit() and 1 <= int(text) <= LAST_PORT else text), "MASTER_PORT"
-
-
-PORT = check_of("port", look_at_port)
 
 
 def look_at_names(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -85,6 +81,3 @@ def _is_local(machine: MachineFacts, host: str) -> bool:
     return host == machine.network.hostname() or any(
         each in own or _is_loopback(each) for each in machine.network.resolve(host) or ()
     )
-
-
-NAMES = check_of("names", look_at_names)

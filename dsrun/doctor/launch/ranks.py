@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -54,9 +53,6 @@ def _hidden(value: str, every: int, seen: int) -> Finding | None:
             "ranks_visible", variable=VISIBLE, value=value, count=named, seen=seen, every=every, last=every - 1
         )
     return None
-
-
-RANKS = check_of("ranks", look)
 
 
 def check_requirements(machine: MachineFacts, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:

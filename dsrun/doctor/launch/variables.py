@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -71,6 +70,3 @@ def _slow(machine: MachineFacts) -> Iterator[Finding]:
         value = machine.environ.get(name, "")
         if value.upper() == slow:
             yield finding_of("variables_slow", name=name, value=value, what=text_of(f"variables_slow.{name}"))
-
-
-VARIABLES = check_of("variables", look)

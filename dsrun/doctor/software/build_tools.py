@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
@@ -50,9 +49,6 @@ def _has_aio(machine: MachineFacts, *, header: bool) -> bool:
     return any(True for folder in folders for name in _AIO_LIBRARIES for _ in machine.root.glob(f"{folder}/{name}"))
 
 
-TOOLS = check_of("build_tools", look_at_tools)
-
-
 def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
     """A wheel that was compiled with -march=native on a newer processor ends in SIGILL."""
     folder = machine.packages.folder("deepspeed")
@@ -67,6 +63,3 @@ def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Findin
             yield finding_of("cpu_level.lacks", op=op, cpu_level=code.cpu_level, lacked=", ".join(lacked))
     if not found:
         yield finding_of("cpu_level", count=len(ops))
-
-
-PROCESSOR = check_of("cpu_level", look_at_processor)

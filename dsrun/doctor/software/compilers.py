@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
@@ -46,9 +45,6 @@ def look_at_toolkit(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fin
     if not problems:
         cuda = minor_release(torch.cuda)
         yield finding_of("cuda_toolkit", version=nvcc.version, home=nvcc.home, cuda=cuda)
-
-
-TOOLKIT = check_of("cuda_toolkit", look_at_toolkit)
 
 
 def look_at_host_compiler(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -93,6 +89,3 @@ def _without_flag(fix: str) -> str:
     if isinstance(fix, Message) and isinstance(fix.values, Mapping) and "wanted" in fix.values:
         return text_of("host_compiler_missing.wanted", wanted=fix.values["wanted"])
     return fix
-
-
-HOST_COMPILER = check_of("host_compiler", look_at_host_compiler)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
@@ -75,9 +74,6 @@ def _from_index(cuda: str | None) -> str:
     return text_of("torch_driver.install", name=(fitting or _INDEXES[:1])[-1])
 
 
-DRIVER = check_of("torch_driver", look_at_driver)
-
-
 def look_at_gpu_code(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
     """What ends in "no kernel image is available for execution on the device"."""
     torch = machine.packages.torch
@@ -114,6 +110,3 @@ def _op_code(machine: MachineFacts, gpus: Mapping[ComputeCapability, LocalGpu]) 
             if (code.sass or code.ptx) and service(code.sass, code.ptx, wanted) == "none":
                 architectures = ", ".join(code.sass or code.ptx)
                 yield finding_of("gpu_code_op", op=op, architectures=architectures, name=gpu.name, wanted=sm(wanted))
-
-
-GPU_CODE = check_of("gpu_code", look_at_gpu_code)

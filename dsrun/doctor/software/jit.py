@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.findings.finding import Finding
@@ -72,6 +71,3 @@ def _own(machine: MachineFacts) -> Path:
 def _shown(folder: Path) -> str:
     home = str(Path.home())
     return f"~{str(folder).removeprefix(home)}" if str(folder).startswith(f"{home}/") else str(folder)
-
-
-JIT_CACHE = check_of("jit_cache", look)

@@ -10,7 +10,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
@@ -111,6 +110,3 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
         installed = versions.get(name)
         if installed and not _matches(installed, str(specifier)):
             yield finding_of("versions_range", name=name, installed=installed, specifier=specifier)
-
-
-VERSIONS = check_of("versions", look)

@@ -9,8 +9,8 @@ from typing import Any
 
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
 from dsrun.doctor.machine_facts import DoctorTarget, HostNetwork, MachineFacts, PythonPackages
+from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.errors import MissingError
-from dsrun.findings.checks import Check
 from dsrun.findings.finding import Finding
 from dsrun.machine.driver import DriverState, MemoryHolder, MemoryUse
 from dsrun.machine.gpus import LocalGpu
@@ -133,10 +133,11 @@ def job(cwd: Path, *argv: str, **rest: Any) -> DoctorTarget:
     return DoctorTarget(recipe=resolve(argv, cwd), cwd=cwd, **rest)
 
 
-def found_by(check: Check, here: MachineFacts, target: DoctorTarget | None = None) -> list[Finding]:
-    """What the check finds, whose codes all begin with its own."""
-    found = list(check.look(here, target or DoctorTarget(cwd=here.root)))
-    assert all(each.code.startswith(check.code) for each in found), found
+def found_by(check: str, here: MachineFacts, target: DoctorTarget | None = None) -> list[Finding]:
+    """What the check of this code finds, whose codes all begin with its own."""
+    look = next(each.look for each in (*CHECKS, *DEEP_CHECKS) if each.code == check)
+    found = list(look(here, target or DoctorTarget(cwd=here.root)))
+    assert all(each.code.startswith(check) for each in found), found
     assert all(each.fix for each in found if each.level != "info"), found
     return found
 
@@ -150,6 +151,6 @@ def codes(found: Sequence[Finding]) -> list[str]:
     return [each.code for each in found if each.level != "info"]
 
 
-def levels_by_code(check: Check, here: MachineFacts, target: DoctorTarget | None = None) -> dict[str, str]:
+def levels_by_code(check: str, here: MachineFacts, target: DoctorTarget | None = None) -> dict[str, str]:
     """The level of each finding by its code."""
     return {each.code: each.level for each in found_by(check, here, target)}

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.job.zero_config import ops_of
-from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
-from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
-from dsrun.doctor.software.jit import JIT_CACHE
 from tests.fake_programs import program
 from tests.tiny_wheels import built_note, compiled, needs_gcc
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded, torch_at
@@ -38,28 +35,28 @@ def gcc(folder: Path, version: int) -> Path:
 def test_nvcc_of_another_major_version(tmp_path: Path, version, found) -> None:
     home = toolkit(tmp_path / "cuda", version)
     here = recorded(tmp_path, environ={"CUDA_HOME": str(home)}, packages={"torch": torch_at(tmp_path)})
-    result = found_by(TOOLKIT, here)
+    result = found_by("cuda_toolkit", here)
     assert codes(result) == found
     assert levels(result) == (["warning"] if found else FINE)  # no job that needs it is known
 
 
 def test_cuda_home_without_nvcc(tmp_path: Path) -> None:
     here = recorded(tmp_path, environ={"CUDA_HOME": "/opt/nothing"}, packages={"torch": torch_at(tmp_path)})
-    assert codes(found_by(TOOLKIT, here)) == ["cuda_toolkit_home"]
+    assert codes(found_by("cuda_toolkit", here)) == ["cuda_toolkit_home"]
 
 
 def test_missing_nvcc_matters_where_job_compiles_with_it(tmp_path: Path) -> None:
     here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
-    assert levels(found_by(TOOLKIT, here)) == FINE
+    assert levels(found_by("cuda_toolkit", here)) == FINE
     (tmp_path / "ds.json").write_text('{"optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 2}}')
     fused = job(tmp_path, "--model", "m", "--deepspeed", "ds.json")
     assert ops_of(fused) == ["fused_adam"]
-    assert codes(found_by(TOOLKIT, here, fused)) == ["cuda_toolkit_missing"]
+    assert codes(found_by("cuda_toolkit", here, fused)) == ["cuda_toolkit_missing"]
     deepspeed = tmp_path / "deepspeed"
     deepspeed.mkdir()
     (deepspeed / "git_version_info_installed.py").write_text(built_note(["fused_adam"], "cuda"))
     built = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": tmp_path / "torch", "deepspeed": deepspeed})
-    assert levels(found_by(TOOLKIT, built, fused)) == FINE
+    assert levels(found_by("cuda_toolkit", built, fused)) == FINE
 
 
 def test_host_compiler_newer_than_nvcc_accepts(tmp_path: Path) -> None:
@@ -67,20 +64,20 @@ def test_host_compiler_newer_than_nvcc_accepts(tmp_path: Path) -> None:
     environ = {"CUDA_HOME": str(home), "PATH": str(tmp_path / "bin")}
     gcc(tmp_path / "bin", 16)
     here = recorded(tmp_path, environ=environ, packages={"torch": torch_at(tmp_path)})
-    found = found_by(HOST_COMPILER, here)
+    found = found_by("host_compiler", here)
     assert codes(found) == ["host_compiler_version"]
     assert "install gcc 15" in found[0].fix
     gcc(tmp_path / "older", 14).rename(tmp_path / "bin/g++-14")
-    assert f"export CXX={tmp_path}/bin/g++-14 CC={tmp_path}/bin/gcc-14" in found_by(HOST_COMPILER, here)[0].fix
+    assert f"export CXX={tmp_path}/bin/g++-14 CC={tmp_path}/bin/gcc-14" in found_by("host_compiler", here)[0].fix
     gcc(tmp_path / "bin", 13)
-    assert levels(found_by(HOST_COMPILER, here)) == FINE
+    assert levels(found_by("host_compiler", here)) == FINE
 
 
 @pytest.mark.parametrize(("argv", "level"), [(None, "warning"), (OFFLOADED, "error")])
 def test_missing_host_compiler(tmp_path: Path, argv, level) -> None:
     """A warning, unless the job compiles: CPU Adam needs it."""
     here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
-    found = found_by(HOST_COMPILER, here, job(tmp_path, *argv) if argv else None)
+    found = found_by("host_compiler", here, job(tmp_path, *argv) if argv else None)
     assert (codes(found), levels(found)) == (["host_compiler_missing"], [level])
 
 
@@ -102,7 +99,7 @@ def with_cache(tmp_path: Path, kind: str = "ext4", options: str = "rw", now: flo
 
 def test_jit_cache_on_local_disk_is_fine(tmp_path: Path) -> None:
     here, _ = with_cache(tmp_path)
-    found = found_by(JIT_CACHE, here)
+    found = found_by("jit_cache", here)
     assert levels(found) == FINE
     assert "on ext4" in found[0].message
 
@@ -110,7 +107,7 @@ def test_jit_cache_on_local_disk_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.juicefs"])
 def test_jit_cache_on_network_file_system(tmp_path: Path, kind) -> None:
     here, _ = with_cache(tmp_path, kind)
-    assert codes(found_by(JIT_CACHE, here)) == ["jit_cache_network"]
+    assert codes(found_by("jit_cache", here)) == ["jit_cache_network"]
 
 
 def test_triton_cache_on_network_file_system(tmp_path: Path) -> None:
@@ -119,14 +116,14 @@ def test_triton_cache_on_network_file_system(tmp_path: Path) -> None:
     cache.mkdir()
     environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "TRITON_CACHE_DIR": str(cache)}
     common = {"files": mounts(cache, "nfs4"), "environ": environ, "packages": {"torch": torch_at(tmp_path)}}
-    found = found_by(JIT_CACHE, recorded(tmp_path / "a", **common, found=driver(A100)))
+    found = found_by("jit_cache", recorded(tmp_path / "a", **common, found=driver(A100)))
     assert codes(found) == ["jit_cache_triton"]
-    assert levels(found_by(JIT_CACHE, recorded(tmp_path / "b", **common))) == FINE
+    assert levels(found_by("jit_cache", recorded(tmp_path / "b", **common))) == FINE
 
 
 def test_jit_cache_mounted_noexec(tmp_path: Path) -> None:
     here, _ = with_cache(tmp_path, options="rw,noexec")
-    assert codes(found_by(JIT_CACHE, here)) == ["jit_cache_noexec"]
+    assert codes(found_by("jit_cache", here)) == ["jit_cache_noexec"]
 
 
 def test_stale_jit_lock(tmp_path: Path) -> None:
@@ -135,38 +132,38 @@ def test_stale_jit_lock(tmp_path: Path) -> None:
     lock = cache / "fused_adam/lock"
     lock.parent.mkdir()
     held = os.open(lock, os.O_CREAT | os.O_EXCL)
-    assert levels(found_by(JIT_CACHE, here)) == FINE
+    assert levels(found_by("jit_cache", here)) == FINE
     os.close(held)
-    found = found_by(JIT_CACHE, here)
+    found = found_by("jit_cache", here)
     assert codes(found) == ["jit_cache_lock"]
     assert found[0].fix == f"rm {lock}"
     assert "2.0 h ago" in found[0].message
-    assert "jit_cache_lock" not in codes(found_by(JIT_CACHE, with_cache(tmp_path, "nfs4")[0]))
-    assert "jit_cache_lock" in codes(found_by(JIT_CACHE, with_cache(tmp_path, "nfs4", now=time.time() + 7300)[0]))
+    assert "jit_cache_lock" not in codes(found_by("jit_cache", with_cache(tmp_path, "nfs4")[0]))
+    assert "jit_cache_lock" in codes(found_by("jit_cache", with_cache(tmp_path, "nfs4", now=time.time() + 7300)[0]))
 
 
 def test_job_that_compiles_at_its_start(tmp_path: Path) -> None:
     here = recorded(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
-    found = found_by(TOOLS, here, job(tmp_path, *OFFLOADED))
+    found = found_by("build_tools", here, job(tmp_path, *OFFLOADED))
     assert codes(found) == ["build_tools_compiles"]
     assert "cpu_adam" in found[0].message
-    assert found_by(TOOLS, here, job(tmp_path, "--model", "m", "--zero", "2")) == []
+    assert found_by("build_tools", here, job(tmp_path, "--model", "m", "--zero", "2")) == []
 
 
 def test_missing_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
     here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
-    assert codes(found_by(TOOLS, here, job(tmp_path, *OFFLOADED))) == ["build_tools_ninja"]
+    assert codes(found_by("build_tools", here, job(tmp_path, *OFFLOADED))) == ["build_tools_ninja"]
 
 
 def test_missing_libaio(tmp_path: Path) -> None:
     (tmp_path / "usr/include").mkdir(parents=True)
     (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
     here = recorded(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
-    assert "build_tools_libaio" in codes(found_by(TOOLS, here, job(tmp_path, *ON_NVME)))
+    assert "build_tools_libaio" in codes(found_by("build_tools", here, job(tmp_path, *ON_NVME)))
     (tmp_path / "usr/include/libaio.h").touch()
     (tmp_path / "usr/lib/x86_64-linux-gnu/libaio.so.1t64").touch()
-    assert "build_tools_libaio" not in codes(found_by(TOOLS, here, job(tmp_path, *ON_NVME)))
+    assert "build_tools_libaio" not in codes(found_by("build_tools", here, job(tmp_path, *ON_NVME)))
 
 
 @needs_gcc
@@ -177,9 +174,9 @@ def test_wheel_for_a_newer_processor(tmp_path: Path, monkeypatch: pytest.MonkeyP
     compiled(deepspeed / "ops/adam", code, "-O3", "-g", "-mavx2", name="cpu_adam_op.so")
     (deepspeed / "git_version_info_installed.py").write_text(built_note(["cpu_adam"]))
     old = recorded(tmp_path, files={"/proc/cpuinfo": "flags : sse2 sse4_2 cx16\n"}, packages={"deepspeed": deepspeed})
-    found = found_by(PROCESSOR, old)
+    found = found_by("cpu_level", old)
     assert codes(found) == ["cpu_level"]
     assert "avx2" in found[0].message
     flags = "sse2 cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3 abm avx avx2 bmi1 bmi2 f16c fma movbe"
     new = recorded(tmp_path, files={"/proc/cpuinfo": f"flags : {flags}\n"}, packages={"deepspeed": deepspeed})
-    assert levels(found_by(PROCESSOR, new)) == FINE
+    assert levels(found_by("cpu_level", new)) == FINE

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from dsrun.doctor.host.clock import CLOCK
 from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -22,7 +21,7 @@ TIMEDATECTL = "timedatectl show --property=NTPSynchronized --value"
 )
 def test_chrony(tmp_path, text, expected):
     assert (
-        levels_by_code(CLOCK, recorded(tmp_path, programs={"chronyc -n tracking": text}), DoctorTarget(cwd=tmp_path))
+        levels_by_code("clock", recorded(tmp_path, programs={"chronyc -n tracking": text}), DoctorTarget(cwd=tmp_path))
         == expected
     )
 
@@ -31,11 +30,11 @@ def test_chrony(tmp_path, text, expected):
 def test_timedatectl(tmp_path, answer, code):
     """Where chrony is not installed, or its daemon does not run."""
     programs = {"chronyc -n tracking": (1, "506 Cannot talk to daemon\n"), TIMEDATECTL: answer}
-    assert list(levels_by_code(CLOCK, recorded(tmp_path, programs=programs), DoctorTarget(cwd=tmp_path))) == [code]
+    assert list(levels_by_code("clock", recorded(tmp_path, programs=programs), DoctorTarget(cwd=tmp_path))) == [code]
 
 
 def test_clock_is_skipped_where_nothing_tells(tmp_path):
-    assert levels_by_code(CLOCK, recorded(tmp_path), DoctorTarget(cwd=tmp_path)) == {}
+    assert levels_by_code("clock", recorded(tmp_path), DoctorTarget(cwd=tmp_path)) == {}
 
 
 @pytest.mark.parametrize(("ahead_s", "expected"), [(0.0, "clock"), (60.0, "clock_differs"), (-60.0, "clock_differs")])
@@ -46,7 +45,7 @@ def test_clock_of_the_file_server(tmp_path, ahead_s, expected):
     machine = recorded(
         tmp_path / "root", {"/proc/self/mounts": f"server:/x {runs} nfs4 rw 0 0\n"}, now=time.time() + ahead_s
     )
-    findings = found_by(CLOCK, machine, DoctorTarget(cwd=tmp_path))
+    findings = found_by("clock", machine, DoctorTarget(cwd=tmp_path))
     assert [each.code for each in findings] == [expected]
     assert ("ahead of" if ahead_s > 0 else "behind" if ahead_s < 0 else "agrees") in findings[0].message
     assert not list(runs.iterdir())

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dsrun.doctor.gpu.deep import DCGM, DEEP_CHECKS, NCCL_TESTS, NVBANDWIDTH
 from dsrun.doctor.gpu.nvml import GpuState
+from dsrun.doctor.registry import DEEP_CHECKS
 from dsrun.errors import ToolError
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -32,15 +32,15 @@ def diag(status: str) -> str:
 
 
 def test_dcgm(tmp_path):
-    assert levels_by_code(DCGM, installed(tmp_path, {DIAG: diag("Pass")})) == {"dcgm": "info"}
-    finding = found_by(DCGM, installed(tmp_path, {DIAG: (226, diag("Fail"))}))[0]
+    assert levels_by_code("dcgm", installed(tmp_path, {DIAG: diag("Pass")})) == {"dcgm": "info"}
+    finding = found_by("dcgm", installed(tmp_path, {DIAG: (226, diag("Fail"))}))[0]
     assert (finding.level, finding.code) == ("error", "dcgm_failed")
     assert finding.message == "dcgmi diag: PCIe failed: link is x8"
 
 
 def test_dcgm_without_its_daemon(tmp_path):
     finding = found_by(
-        DCGM, installed(tmp_path, {DIAG: (1, "Error: unable to establish a connection to the host engine")})
+        "dcgm", installed(tmp_path, {DIAG: (1, "Error: unable to establish a connection to the host engine")})
     )[0]
     assert (finding.level, finding.code) == ("warning", "dcgm_fails")
     assert "host engine" in finding.message
@@ -63,7 +63,7 @@ NCCL = """#       size         count      type   redop    root     time   algbw 
     ],
 )
 def test_nccl_tests(tmp_path, text, expected):
-    findings = found_by(NCCL_TESTS, installed(tmp_path, {ALL_REDUCE: text}))
+    findings = found_by("nccl_tests", installed(tmp_path, {ALL_REDUCE: text}))
     assert {each.code: each.level for each in findings} == expected
     if "nccl_tests" in expected:
         assert findings[0].message == "all_reduce over 2 GPUs: bus bandwidth 362 GB/s"
@@ -73,10 +73,10 @@ COPIED = "SUM host_to_device_memcpy_ce {}\n\nRunning x.\nSUM device_to_host_memc
 
 
 def test_nvbandwidth(tmp_path):
-    assert levels_by_code(NVBANDWIDTH, installed(tmp_path, {COPIES: COPIED.format("110.40")})) == {
+    assert levels_by_code("nvbandwidth", installed(tmp_path, {COPIES: COPIED.format("110.40")})) == {
         "nvbandwidth": "info"
     }
-    finding = found_by(NVBANDWIDTH, installed(tmp_path, {COPIES: COPIED.format("6.10")}))[0]
+    finding = found_by("nvbandwidth", installed(tmp_path, {COPIES: COPIED.format("6.10")}))[0]
     assert (finding.level, finding.code) == ("warning", "nvbandwidth_slow")
     assert finding.message == "host_to_device_memcpy_ce: 3.0 GB/s for each GPU"
 
@@ -85,12 +85,12 @@ def test_program_that_hangs(tmp_path):
     def run(argv):
         raise ToolError("all_reduce_perf did not end within 300 s")
 
-    assert levels_by_code(NCCL_TESTS, installed(tmp_path, {ALL_REDUCE: ""}, run_long=run)) == {
+    assert levels_by_code("nccl_tests", installed(tmp_path, {ALL_REDUCE: ""}, run_long=run)) == {
         "nccl_tests_fails": "warning"
     }
 
 
-@pytest.mark.parametrize("check", DEEP_CHECKS, ids=lambda check: check.code)
+@pytest.mark.parametrize("check", [each.code for each in DEEP_CHECKS])
 def test_deep_checks_are_never_required(tmp_path, check):
     assert levels_by_code(check, recorded(tmp_path, gpus=GPUS, environ={"PATH": str(tmp_path)})) == {}
     assert levels_by_code(check, recorded(tmp_path)) == {}

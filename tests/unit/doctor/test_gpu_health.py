@@ -2,8 +2,6 @@
 
 import pytest
 
-from dsrun.doctor.gpu.gpu_settings import SETTINGS
-from dsrun.doctor.gpu.health import CLOCKS, ECC, PCIE
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
@@ -14,7 +12,7 @@ HEALTHY = {
     "power_limit_default_w": 700, "ecc_uncorrected": 0, "remap_pending": False, "remap_failed": False,
     "pcie_generation": 5, "pcie_generation_max": 5, "pcie_width": 16, "pcie_width_max": 16,
 }  # fmt: skip
-CHECKS = {"ecc": ECC, "gpu_clocks": CLOCKS, "pcie": PCIE, "gpu_settings": SETTINGS}
+CHECKS = ("ecc", "gpu_clocks", "pcie", "gpu_settings")
 
 
 def machine(root, **changes):
@@ -24,12 +22,12 @@ def machine(root, **changes):
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_healthy_gpu_passes(tmp_path, check):
-    assert levels_by_code(CHECKS[check], machine(tmp_path)) == {check: "info"}
+    assert levels_by_code(check, machine(tmp_path)) == {check: "info"}
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_no_gpu_is_skipped(tmp_path, check):
-    assert levels_by_code(CHECKS[check], recorded(tmp_path)) == {}
+    assert levels_by_code(check, recorded(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_no_gpu_is_skipped(tmp_path, check):
 )
 def test_ailing_gpu(tmp_path, changes, code, level):
     """The finding names the GPU, and what mends it."""
-    check = next(each for name, each in CHECKS.items() if code.startswith(name))
+    check = next(each for each in CHECKS if code.startswith(each))
     finding = found_by(check, machine(tmp_path, **changes))[0]
     assert (finding.code, finding.level) == (code, level)
     assert "3" in finding.message
@@ -61,25 +59,25 @@ def test_ailing_gpu(tmp_path, changes, code, level):
 
 
 def test_several_reasons_for_low_clocks(tmp_path):
-    reasons = levels_by_code(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))
+    reasons = levels_by_code("gpu_clocks", machine(tmp_path, throttle_reasons=0x48, temperature_c=91))
     assert set(reasons) == {"gpu_clocks_hw_slowdown", "gpu_clocks_hw_thermal"}
-    assert "91 °C" in found_by(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))[0].message
+    assert "91 °C" in found_by("gpu_clocks", machine(tmp_path, throttle_reasons=0x48, temperature_c=91))[0].message
 
 
 def test_idle_gpu_lets_its_link_run_slowly(tmp_path):
     idle = machine(tmp_path, pcie_generation=1, performance_state=8, throttle_reasons=0x1)
-    assert levels_by_code(PCIE, idle) == {"pcie": "info"}
-    assert levels_by_code(CLOCKS, idle) == {"gpu_clocks": "info"}
+    assert levels_by_code("pcie", idle) == {"pcie": "info"}
+    assert levels_by_code("gpu_clocks", idle) == {"gpu_clocks": "info"}
 
 
 def test_exclusive_compute_mode(tmp_path):
     """It hurts only where ranks share a GPU."""
     exclusive = machine(tmp_path, compute_mode=3)
-    assert levels_by_code(SETTINGS, exclusive) == {"gpu_settings": "info"}
-    assert levels_by_code(SETTINGS, exclusive, DoctorTarget(nproc=2)) == {"gpu_settings": "info"}
-    assert levels_by_code(SETTINGS, exclusive, DoctorTarget(nproc=4)) == {"gpu_settings_exclusive": "error"}
+    assert levels_by_code("gpu_settings", exclusive) == {"gpu_settings": "info"}
+    assert levels_by_code("gpu_settings", exclusive, DoctorTarget(nproc=2)) == {"gpu_settings": "info"}
+    assert levels_by_code("gpu_settings", exclusive, DoctorTarget(nproc=4)) == {"gpu_settings_exclusive": "error"}
 
 
 def test_one_gpu_in_mig_mode_is_no_fault(tmp_path):
     alone = recorded(tmp_path, gpus=[GpuState(index=0, **HEALTHY | {"mig": True})])
-    assert levels_by_code(SETTINGS, alone) == {"gpu_settings_mig": "info"}
+    assert levels_by_code("gpu_settings", alone) == {"gpu_settings_mig": "info"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.gpu.nvml import NO_ANSWER, GpuState, NvmlAnswer
-from dsrun.doctor.gpu.presence import FABRIC, GPU_BUS, GPU_DRIVER, usable
+from dsrun.doctor.gpu.presence import usable
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 FIRST, SECOND = "0000:3b:00.0", "0000:86:00.0"
@@ -32,13 +32,13 @@ def gpus(*buses: str) -> list[GpuState]:
 def test_healthy_gpus_are_fine(tmp_path):
     files = {**VERSION, **on_bus(FIRST), **on_bus(SECOND), **begun(FIRST, 0), **begun(SECOND, 1)}
     machine = recorded(tmp_path, files | {"/dev/nvidia0": "", "/dev/nvidia1": ""}, gpus=gpus(FIRST, SECOND))
-    assert [each.message for each in found_by(GPU_DRIVER, machine)] == ["driver 580.65.06 answers for 2 GPUs"]
-    assert levels_by_code(GPU_BUS, machine) == {"gpu_bus": "info"}
+    assert [each.message for each in found_by("gpu_driver", machine)] == ["driver 580.65.06 answers for 2 GPUs"]
+    assert levels_by_code("gpu_bus", machine) == {"gpu_bus": "info"}
 
 
 def test_no_gpu_no_finding(tmp_path):
     machine = recorded(tmp_path, on_bus("0000:00:02.0", kind="0x060000"))
-    assert [*found_by(GPU_DRIVER, machine), *found_by(GPU_BUS, machine), *found_by(FABRIC, machine)] == []
+    assert [*found_by("gpu_driver", machine), *found_by("gpu_bus", machine), *found_by("fabric_manager", machine)] == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_no_gpu_no_finding(tmp_path):
 def test_driver_that_fails(tmp_path, error, loaded, code):
     answer = NvmlAnswer(error=error, message="Unknown Error")
     machine = recorded(tmp_path, on_bus(FIRST) | (VERSION if loaded else {}), nvml=lambda: answer)
-    finding = found_by(GPU_DRIVER, machine)[0]
+    finding = found_by("gpu_driver", machine)[0]
     assert (finding.level, finding.code) == ("error", code)
     assert finding.fix
 
@@ -63,12 +63,12 @@ def test_driver_that_fails(tmp_path, error, loaded, code):
 def test_driver_that_does_not_answer_in_time(tmp_path):
     answer = NvmlAnswer(error=NO_ANSWER, message="no answer within 6 s")
     machine = recorded(tmp_path, on_bus(FIRST) | VERSION, nvml=lambda: answer)
-    assert levels_by_code(GPU_DRIVER, machine) == {"gpu_driver_slow": "warning"}
-    assert levels_by_code(GPU_BUS, machine) == {}
+    assert levels_by_code("gpu_driver", machine) == {"gpu_driver_slow": "warning"}
+    assert levels_by_code("gpu_bus", machine) == {}
 
 
 def test_no_gpu_requested(tmp_path):
-    assert levels_by_code(GPU_DRIVER, recorded(tmp_path, VERSION | on_bus(FIRST))) == {"gpu_driver_none": "warning"}
+    assert levels_by_code("gpu_driver", recorded(tmp_path, VERSION | on_bus(FIRST))) == {"gpu_driver_none": "warning"}
 
 
 @pytest.mark.parametrize("how", ["driver", "config", "nvml"])
@@ -80,7 +80,7 @@ def test_gpu_fallen_off_the_bus(tmp_path, how):
         files |= begun(SECOND, 1)
     if how == "config":
         files |= on_bus(SECOND, head=b"\xff\xff")
-    finding = found_by(GPU_BUS, recorded(tmp_path, files, nvml=lambda: answer))[0]
+    finding = found_by("gpu_bus", recorded(tmp_path, files, nvml=lambda: answer))[0]
     assert (finding.level, finding.code) == ("error", "gpu_bus_lost")
     assert finding.message.startswith("GPU 1 " if how == "nvml" else f"the GPU at {SECOND} ")
 
@@ -88,7 +88,7 @@ def test_gpu_fallen_off_the_bus(tmp_path, how):
 def test_gpus_of_other_jobs_are_not_lost(tmp_path):
     """A batch system or container hides them: their device files are not there."""
     files = {**VERSION, **on_bus(FIRST), **on_bus(SECOND), **begun(FIRST, 0), **begun(SECOND, 1), "/dev/nvidia0": ""}
-    assert levels_by_code(GPU_BUS, recorded(tmp_path, files, gpus=gpus(FIRST))) == {"gpu_bus": "info"}
+    assert levels_by_code("gpu_bus", recorded(tmp_path, files, gpus=gpus(FIRST))) == {"gpu_bus": "info"}
 
 
 def with_switch(root: Path, *, process: str, init: str = "systemd", fabric: int | None = None):
@@ -98,11 +98,15 @@ def with_switch(root: Path, *, process: str, init: str = "systemd", fabric: int 
 
 def test_fabric_manager(tmp_path):
     down = {"fabric_manager_down": "error"}
-    assert levels_by_code(FABRIC, with_switch(tmp_path, process="bash")) == down
-    assert levels_by_code(FABRIC, with_switch(tmp_path, process="nv-fabricmanage")) == {"fabric_manager": "info"}
-    assert levels_by_code(FABRIC, with_switch(tmp_path, process="bash", fabric=2)) == down
-    assert levels_by_code(FABRIC, with_switch(tmp_path, process="bash", fabric=3)) == {"fabric_manager": "info"}
-    assert levels_by_code(FABRIC, with_switch(tmp_path, process="bash", init="python")) == {}, (
+    assert levels_by_code("fabric_manager", with_switch(tmp_path, process="bash")) == down
+    assert levels_by_code("fabric_manager", with_switch(tmp_path, process="nv-fabricmanage")) == {
+        "fabric_manager": "info"
+    }
+    assert levels_by_code("fabric_manager", with_switch(tmp_path, process="bash", fabric=2)) == down
+    assert levels_by_code("fabric_manager", with_switch(tmp_path, process="bash", fabric=3)) == {
+        "fabric_manager": "info"
+    }
+    assert levels_by_code("fabric_manager", with_switch(tmp_path, process="bash", init="python")) == {}, (
         "a container sees no processes"
     )
 

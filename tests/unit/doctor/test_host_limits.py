@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
-from dsrun.doctor.host.limits import MEMLOCK, NOFILE, NPROC, SHM
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
@@ -39,15 +38,15 @@ def shm(root, *, free: int, total: int = 64 * GIB, gpus: int = 2):
     ],
 )
 def test_shared_memory(tmp_path, free, gpus, expected):
-    assert levels_by_code(SHM, shm(tmp_path, free=free, gpus=gpus, total=free)) == expected
+    assert levels_by_code("shm", shm(tmp_path, free=free, gpus=gpus, total=free)) == expected
 
 
 def test_full_shared_memory_is_to_be_emptied(tmp_path):
-    assert "ls -lS /dev/shm" in found_by(SHM, shm(tmp_path, free=64 * 2**20))[0].fix
+    assert "ls -lS /dev/shm" in found_by("shm", shm(tmp_path, free=64 * 2**20))[0].fix
 
 
 def test_no_shared_memory(tmp_path):
-    assert levels_by_code(SHM, recorded(tmp_path)) == {"shm_missing": "error"}
+    assert levels_by_code("shm", recorded(tmp_path)) == {"shm_missing": "error"}
 
 
 @pytest.mark.parametrize(
@@ -59,28 +58,28 @@ def test_no_shared_memory(tmp_path):
     ],
 )
 def test_locked_memory(tmp_path, soft, expected):
-    assert levels_by_code(MEMLOCK, recorded(tmp_path, PORT | limits("Max locked memory", soft))) == expected
+    assert levels_by_code("memlock", recorded(tmp_path, PORT | limits("Max locked memory", soft))) == expected
 
 
 def test_locked_memory_does_not_matter_without_infiniband(tmp_path):
     machine = recorded(tmp_path, limits("Max locked memory", "65536"))
-    assert levels_by_code(MEMLOCK, machine) == {}
+    assert levels_by_code("memlock", machine) == {}
     nvme = DoctorTarget(recipe=Recipe.of({"offload": "nvme"}, {}))
-    assert levels_by_code(MEMLOCK, machine, nvme) == {"memlock_limited": "error"}
+    assert levels_by_code("memlock", machine, nvme) == {"memlock_limited": "error"}
 
 
 def test_open_files(tmp_path):
-    assert levels_by_code(NOFILE, recorded(tmp_path, limits("Max open files", "65536"))) == {"nofile": "info"}
+    assert levels_by_code("nofile", recorded(tmp_path, limits("Max open files", "65536"))) == {"nofile": "info"}
     few = recorded(tmp_path, limits("Max open files", "1024", "1048576"))
-    assert levels_by_code(NOFILE, few) == {"nofile_small": "warning"}
-    assert found_by(NOFILE, few)[0].fix == "ulimit -n 65536"
+    assert levels_by_code("nofile", few) == {"nofile_small": "warning"}
+    assert found_by("nofile", few)[0].fix == "ulimit -n 65536"
     hard = recorded(tmp_path, limits("Max open files", "1024", "1024"))
-    assert "limits.conf" in found_by(NOFILE, hard)[0].fix
+    assert "limits.conf" in found_by("nofile", hard)[0].fix
 
 
 def test_processes_of_the_user(tmp_path):
-    assert levels_by_code(NPROC, recorded(tmp_path, limits("Max processes", "unlimited"))) == {"nproc": "info"}
-    assert levels_by_code(NPROC, recorded(tmp_path, limits("Max processes", "300"))) == {"nproc_small": "warning"}
+    assert levels_by_code("nproc", recorded(tmp_path, limits("Max processes", "unlimited"))) == {"nproc": "info"}
+    assert levels_by_code("nproc", recorded(tmp_path, limits("Max processes", "300"))) == {"nproc_small": "warning"}
 
 
 def test_processes_of_the_cgroup(tmp_path):
@@ -91,8 +90,8 @@ def test_processes_of_the_cgroup(tmp_path):
         "/sys/fs/cgroup/docker/pids.max": "1000\n",
         "/sys/fs/cgroup/docker/pids.current": "100\n",
     }
-    assert levels_by_code(NPROC, recorded(tmp_path, files), DoctorTarget(nproc=1)) == {"nproc": "info"}
-    finding = found_by(NPROC, recorded(tmp_path, files), DoctorTarget(nproc=2))[0]
+    assert levels_by_code("nproc", recorded(tmp_path, files), DoctorTarget(nproc=1)) == {"nproc": "info"}
+    finding = found_by("nproc", recorded(tmp_path, files), DoctorTarget(nproc=2))[0]
     assert (finding.code, finding.message) == (
         "nproc_small",
         "the cgroup docker may have 900 more processes and threads; 1024 would be safe",

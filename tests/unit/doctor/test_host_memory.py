@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
-from dsrun.doctor.host.host_memory import HOST_MEMORY
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
@@ -45,7 +44,7 @@ def target(root, **settings) -> DoctorTarget:
 )
 def test_host_memory(tmp_path, gib, free, settings, expected):
     machine = recorded(tmp_path, memory(gib, free), gpus=GPUS)
-    assert levels_by_code(HOST_MEMORY, machine, target(tmp_path, **settings)) == expected
+    assert levels_by_code("host_memory", machine, target(tmp_path, **settings)) == expected
 
 
 def test_host_memory_of_a_container(tmp_path):
@@ -55,7 +54,9 @@ def test_host_memory_of_a_container(tmp_path):
         "/sys/fs/cgroup/job/memory.max": f"{64 * GIB}\n",
         "/sys/fs/cgroup/job/memory.current": "0\n",
     }
-    finding = found_by(HOST_MEMORY, recorded(tmp_path, files, gpus=GPUS), target(tmp_path, zero="2", offload="cpu"))[0]
+    finding = found_by("host_memory", recorded(tmp_path, files, gpus=GPUS), target(tmp_path, zero="2", offload="cpu"))[
+        0
+    ]
     assert finding.code == "host_memory_small"
     assert "64 GiB is all there is: the limit of the container or job, the machine has 1024 GiB" in finding.message
     assert "--offload none" in finding.fix
@@ -65,13 +66,13 @@ def test_offload_to_a_small_drive(tmp_path):
     state = SimpleNamespace(f_frsize=4096, f_bavail=10 * GIB // 4096)
     machine = recorded(tmp_path, memory(1024), gpus=GPUS, statvfs=lambda path: state)
     job = target(tmp_path, zero="3", offload="nvme", nvme_path=str(tmp_path / "nvme"))
-    assert levels_by_code(HOST_MEMORY, machine, job)["host_memory_nvme"] == "error"
+    assert levels_by_code("host_memory", machine, job)["host_memory_nvme"] == "error"
     large = recorded(
         tmp_path, memory(1024), gpus=GPUS, statvfs=lambda path: SimpleNamespace(f_frsize=4096, f_bavail=10**9)
     )
-    assert levels_by_code(HOST_MEMORY, large, job) == {"host_memory": "info"}
+    assert levels_by_code("host_memory", large, job) == {"host_memory": "info"}
 
 
 def test_login_node_is_not_asked_for_memory(tmp_path):
-    assert levels_by_code(HOST_MEMORY, recorded(tmp_path, memory(4)), target(tmp_path, offload="cpu")) == {}
-    assert levels_by_code(HOST_MEMORY, recorded(tmp_path, memory(4), gpus=GPUS)) == {}
+    assert levels_by_code("host_memory", recorded(tmp_path, memory(4)), target(tmp_path, offload="cpu")) == {}
+    assert levels_by_code("host_memory", recorded(tmp_path, memory(4), gpus=GPUS)) == {}

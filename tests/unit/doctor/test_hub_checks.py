@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.job.hub import HUB
 from dsrun.hub.modelscope_cache import ModelscopeAsset, record
 from tests.unit.doctor.recorded import FINE, RecordedNetwork, codes, found_by, job, levels, recorded
 
@@ -15,7 +14,7 @@ PUSH = ("--model", "demo-llama", "--push_to_hub")
 
 def look(tmp_path: Path, *argv: str, environ: dict[str, str] | None = None, reachable=(HUB_HOST,)):
     here = recorded(tmp_path, environ=environ, network=RecordedNetwork(reachable=reachable))
-    return found_by(HUB, here, job(tmp_path, *argv))
+    return found_by("hub", here, job(tmp_path, *argv))
 
 
 def cached(tmp_path: Path, name: str, kind: str = "models") -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dsrun.doctor.host.infiniband import INFINIBAND
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 
@@ -25,10 +24,10 @@ def four(**last):
 
 
 def test_active_ports(tmp_path):
-    findings = found_by(INFINIBAND, recorded(tmp_path, four()))
+    findings = found_by("infiniband", recorded(tmp_path, four()))
     assert [each.code for each in findings] == ["infiniband"]
     assert "mlx5_3:1 400 Gb/s" in findings[0].message
-    assert levels_by_code(INFINIBAND, recorded(tmp_path / "other")) == {}, "no card, nothing to say"
+    assert levels_by_code("infiniband", recorded(tmp_path / "other")) == {}, "no card, nothing to say"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_active_ports(tmp_path):
     ],
 )
 def test_ailing_port(tmp_path, last, expected):
-    findings = found_by(INFINIBAND, recorded(tmp_path, four(**last)))
+    findings = found_by("infiniband", recorded(tmp_path, four(**last)))
     assert {each.code: each.level for each in findings} == expected
     if "infiniband" not in expected:
         assert "mlx5_3" in findings[0].message
@@ -53,33 +52,35 @@ def test_ailing_port(tmp_path, last, expected):
 
 def test_no_port_is_active(tmp_path):
     files = port("mlx5_0", state="1: DOWN", physical="2: Polling")
-    assert levels_by_code(INFINIBAND, recorded(tmp_path, files)) == {"infiniband_down": "warning"}
+    assert levels_by_code("infiniband", recorded(tmp_path, files)) == {"infiniband_down": "warning"}
 
 
 def test_second_port_without_a_cable_is_no_fault(tmp_path):
     files = port("mlx5_0") | port("mlx5_1", state="1: DOWN", physical="2: Polling")
-    assert levels_by_code(INFINIBAND, recorded(tmp_path, files)) == {"infiniband": "info"}
+    assert levels_by_code("infiniband", recorded(tmp_path, files)) == {"infiniband": "info"}
 
 
 @pytest.mark.parametrize("names", ["^mlx5_3", "=mlx5_0,mlx5_1,mlx5_2", "mlx5_0:1,mlx5_1"])
 def test_nccl_ib_hca_leaves_ports_out(tmp_path, names):
     machine = recorded(tmp_path, four(state="2: INIT"), environ={"NCCL_IB_HCA": names})
-    assert levels_by_code(INFINIBAND, machine) == {"infiniband": "info"}
+    assert levels_by_code("infiniband", machine) == {"infiniband": "info"}
 
 
 def test_nccl_ib_hca_begins_names(tmp_path):
     """Unless an equals sign asks for whole names."""
-    assert levels_by_code(INFINIBAND, recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "mlx5"})) == {
+    assert levels_by_code("infiniband", recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "mlx5"})) == {
         "infiniband": "info"
     }
     exact = recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "=mlx5"})
-    assert levels_by_code(INFINIBAND, exact) == {"infiniband_none_chosen": "error"}
+    assert levels_by_code("infiniband", exact) == {"infiniband_none_chosen": "error"}
 
 
 def test_nccl_does_not_use_infiniband(tmp_path):
-    assert levels_by_code(INFINIBAND, recorded(tmp_path, four(state="2: INIT"), environ={"NCCL_IB_DISABLE": "1"})) == {}
+    assert (
+        levels_by_code("infiniband", recorded(tmp_path, four(state="2: INIT"), environ={"NCCL_IB_DISABLE": "1"})) == {}
+    )
 
 
 def test_nccl_ib_hca_names_no_port(tmp_path):
     machine = recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "mlx4"})
-    assert levels_by_code(INFINIBAND, machine) == {"infiniband_none_chosen": "error"}
+    assert levels_by_code("infiniband", machine) == {"infiniband_none_chosen": "error"}

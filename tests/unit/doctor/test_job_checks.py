@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.job.memory import GPU_MEMORY
-from dsrun.doctor.job.precision import PRECISION
-from dsrun.doctor.job.run_folder import RUN_FOLDER
-from dsrun.doctor.job.settings import DEEPSPEED_JSON, FILES, SETTINGS
-from dsrun.doctor.job.tokens import TOKENIZER
+from dsrun.doctor.job.settings import look_at_config, look_at_files
 from dsrun.doctor.launch.ranks import check_requirements
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.findings.finding import Finding
@@ -36,28 +32,28 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
     refused = Finding(
         level="error", code="settings", message="run.yaml:3: unknown key train.modle", fix="did you mean model?"
     )
-    assert levels(found_by(SETTINGS, recorded(tmp_path), DoctorTarget(refused=refused))) == ["error"]
+    assert levels(found_by("settings", recorded(tmp_path), DoctorTarget(refused=refused))) == ["error"]
 
 
 def test_settings_with_removed_arguments(tmp_path: Path) -> None:
-    found = found_by(SETTINGS, recorded(tmp_path), job(tmp_path, "--model", "m", "--evaluation_strategy", "no"))
+    found = found_by("settings", recorded(tmp_path), job(tmp_path, "--model", "m", "--evaluation_strategy", "no"))
     assert codes(found) == ["settings_removed"]
     assert "--eval_strategy" in found[0].message
 
 
 def test_settings_whose_batch_does_not_divide(tmp_path: Path) -> None:
     here = recorded(tmp_path, found=driver(A100, A100, A100))
-    found = found_by(SETTINGS, here, job(tmp_path, "--model", "m", "--global-batch-size", "64"))
+    found = found_by("settings", here, job(tmp_path, "--model", "m", "--global-batch-size", "64"))
     assert codes(found) == ["settings_batch"]
     assert "--global-batch-size 63 or 66" in found[0].fix
-    fine = found_by(SETTINGS, here, job(tmp_path, "--model", "m", "--global-batch-size", "48"))
+    fine = found_by("settings", here, job(tmp_path, "--model", "m", "--global-batch-size", "48"))
     assert levels(fine) == FINE
     assert "48 = 8 × 3 GPUs × 2 steps" in fine[0].message
 
 
 def test_settings_of_slurm_job_without_known_ranks(tmp_path: Path) -> None:
     """How many GPUs its nodes have is not known here, so nothing is said about the batch."""
-    found = found_by(SETTINGS, recorded(tmp_path), job(tmp_path, "--model", "m", "--global-batch-size", "7", nodes=2))
+    found = found_by("settings", recorded(tmp_path), job(tmp_path, "--model", "m", "--global-batch-size", "7", nodes=2))
     assert levels(found) == FINE
     assert "batch" not in found[0].message
 
@@ -73,22 +69,22 @@ def test_settings_of_slurm_job_without_known_ranks(tmp_path: Path) -> None:
 def test_deepspeed_json_against_flags(tmp_path: Path, config, flags, expected) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(config))
     target = job(tmp_path, "--model", "m", "--deepspeed", "ds.json", *flags)
-    found = found_by(DEEPSPEED_JSON, recorded(tmp_path), target)
+    found = found_by("deepspeed_json", recorded(tmp_path), target)
     assert sorted({level for level in levels(found) if level == "error"}) == expected
     assert all("(ds.json:" in each.where for each in found if each.level == "error")
 
 
 def test_missing_deepspeed_json(tmp_path: Path) -> None:
-    found = list(DEEPSPEED_JSON.look(recorded(tmp_path), job(tmp_path, "--model", "m", "--deepspeed", "no.json")))
+    found = list(look_at_config(recorded(tmp_path), job(tmp_path, "--model", "m", "--deepspeed", "no.json")))
     assert codes(found) == ["deepspeed_json_unreadable"]
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:
     here = recorded(tmp_path)
     target = job(tmp_path, "--model", model(tmp_path / "m"), "--train-file", str(tmp_path / "no.jsonl"))
-    found = list(FILES.look(here, target))
+    found = list(look_at_files(here, target))
     assert codes(found) == ["files"]
-    assert levels(found_by(FILES, here, job(tmp_path, "--model", model(tmp_path / "m")))) == FINE
+    assert levels(found_by("files", here, job(tmp_path, "--model", model(tmp_path / "m")))) == FINE
 
 
 TRAINED = ("--zero", "3", "--max-length", "512", "--micro-batch-size", "1", "--gradient_checkpointing")
@@ -98,24 +94,24 @@ def test_gpu_memory_that_others_hold(tmp_path: Path) -> None:
     """Who holds it, and which GPUs are free."""
     holder = MemoryHolder(pid=4711, name="python", user="ana", used=60 * GIB)
     here = recorded(tmp_path, found=driver(A100, A100, free=19.5, holders=[holder]))
-    (found,) = found_by(GPU_MEMORY, here)
+    (found,) = found_by("gpu_memory", here)
     assert found.level == "warning"
     assert found.message == "GPU 0: 19.5 of 80.0 GiB free, held by python 4711 of ana (60.0 GiB)"
     assert "CUDA_VISIBLE_DEVICES=1" in found.fix
     hidden = recorded(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "1"}, found=driver(A100, A100, free=19.5))
-    assert levels(found_by(GPU_MEMORY, hidden)) == FINE
+    assert levels(found_by("gpu_memory", hidden)) == FINE
 
 
 def test_gpu_memory_against_plan(tmp_path: Path) -> None:
     target = job(tmp_path, "--model", model(tmp_path / "m"), *TRAINED)
     eight = [A100] * 8
-    found = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight)), target)
+    found = found_by("gpu_memory", recorded(tmp_path, found=driver(*eight)), target)
     assert levels(found) == FINE
     assert "ZeRO-3, recomputing activations, micro batch 1" in found[0].message
-    busy = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight, free=5)), target)
+    busy = found_by("gpu_memory", recorded(tmp_path, found=driver(*eight, free=5)), target)
     assert codes(busy) == ["gpu_memory_taken"]
     assert levels(busy) == ["error"]
-    small = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(V100)), target)
+    small = found_by("gpu_memory", recorded(tmp_path, found=driver(V100)), target)
     assert codes(small) == ["gpu_memory_plan"]
     assert "does not fit" in small[0].message
 
@@ -144,13 +140,13 @@ def test_gpu_memory_against_plan(tmp_path: Path) -> None:
 def test_micro_batch_of_the_job_against_gpu_memory(tmp_path: Path, gpus, flags, expected, fix) -> None:
     """The job's own micro batch counts, 8 by default, and what dsrun does when memory runs out."""
     here = recorded(tmp_path, found=driver(*[A100] * gpus))
-    found = found_by(GPU_MEMORY, here, job(tmp_path, "--model", model(tmp_path / "m"), *flags))
+    found = found_by("gpu_memory", here, job(tmp_path, "--model", model(tmp_path / "m"), *flags))
     assert [(each.level, each.code) for each in found] == expected
     assert fix in found[0].fix
 
 
 def test_gpu_memory_of_unknown_model_is_not_planned(tmp_path: Path) -> None:
-    found = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(A100)), job(tmp_path, "--model", "org/not-here"))
+    found = found_by("gpu_memory", recorded(tmp_path, found=driver(A100)), job(tmp_path, "--model", "org/not-here"))
     assert set(levels(found)) == {"info"}
 
 
@@ -171,7 +167,7 @@ def test_gpu_memory_of_unknown_model_is_not_planned(tmp_path: Path) -> None:
 )
 def test_precision_of_gpu_and_model(tmp_path: Path, gpu, kind, flags, expected) -> None:
     here = recorded(tmp_path, found=driver(gpu) if gpu else None)
-    found = found_by(PRECISION, here, job(tmp_path, "--model", model(tmp_path / "m", kind), *flags))
+    found = found_by("precision", here, job(tmp_path, "--model", model(tmp_path / "m", kind), *flags))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -201,7 +197,7 @@ GOOD_TOKENS = {"tokenizer_config": {"eos_token": "</s>", "pad_token": {"content"
 )
 def test_tokenizer_against_model(tmp_path: Path, config, files, flags, expected) -> None:
     target = job(tmp_path, "--model", model(tmp_path / "m", config, **files), *flags)
-    found = found_by(TOKENIZER, recorded(tmp_path), target)
+    found = found_by("tokenizer", recorded(tmp_path), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -212,8 +208,8 @@ def test_run_folder_that_is_taken(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "holiday.jpg").touch()
     for folder in (tmp_path / "file", foreign):
-        assert codes(found_by(RUN_FOLDER, recorded(tmp_path), DoctorTarget(output=folder))) == ["run_folder"]
-    assert levels(found_by(RUN_FOLDER, recorded(tmp_path), DoctorTarget(output=tmp_path / "new"))) == FINE
+        assert codes(found_by("run_folder", recorded(tmp_path), DoctorTarget(output=folder))) == ["run_folder"]
+    assert levels(found_by("run_folder", recorded(tmp_path), DoctorTarget(output=tmp_path / "new"))) == FINE
 
 
 @pytest.mark.parametrize(
@@ -229,7 +225,7 @@ def test_run_folder_seen_by_all_nodes(tmp_path: Path, kind, nodes, expected) -> 
     here = recorded(
         tmp_path, files={"/proc/self/mounts": f"x {str(tmp_path).replace(' ', chr(92) + '040')} {kind} rw 0 0\n"}
     )
-    found = found_by(RUN_FOLDER, here, DoctorTarget(output=tmp_path / "runs/a", nodes=nodes))
+    found = found_by("run_folder", here, DoctorTarget(output=tmp_path / "runs/a", nodes=nodes))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.software.known_bad import VERSIONS, known_bad_rows, required
+from dsrun.doctor.software.known_bad import known_bad_rows, required
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded
 
 ROOT = Path(__file__).parents[3]
@@ -39,14 +39,14 @@ ZERO3 = ("--model", "m", "--zero", "3")
     ],
 )
 def test_known_bad_versions(tmp_path: Path, versions, argv, expected) -> None:
-    found = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | versions), job(tmp_path, *argv) if argv else None)
+    found = found_by("versions", recorded(tmp_path, versions=GOOD | versions), job(tmp_path, *argv) if argv else None)
     assert [code for code in codes(found) if code != "versions_range"] == expected
 
 
 @pytest.mark.parametrize(("argv", "level"), [(None, "warning"), (ZERO2, "error")])
 def test_missing_training_packages(tmp_path: Path, argv, level) -> None:
     versions = {name: version for name, version in GOOD.items() if name not in ("peft", "datasets")}
-    found = found_by(VERSIONS, recorded(tmp_path, versions=versions), job(tmp_path, *argv) if argv else None)
+    found = found_by("versions", recorded(tmp_path, versions=versions), job(tmp_path, *argv) if argv else None)
     (missing,) = [each for each in found if each.code == "versions_missing"]
     assert (missing.level, missing.message) == (level, "datasets, peft are not installed, and training needs them")
 
@@ -54,17 +54,17 @@ def test_missing_training_packages(tmp_path: Path, argv, level) -> None:
 def test_known_bad_is_an_error_for_a_job_that_it_hits(tmp_path: Path) -> None:
     """Without a job, nobody knows whether ZeRO-2 will be used."""
     here = recorded(tmp_path, versions=GOOD | {"deepspeed": "0.18.2"})
-    assert "error" not in levels(found_by(VERSIONS, here))
-    assert "error" in levels(found_by(VERSIONS, here, job(tmp_path, *ZERO2)))
+    assert "error" not in levels(found_by("versions", here))
+    assert "error" in levels(found_by("versions", here, job(tmp_path, *ZERO2)))
 
 
 def test_known_bad_by_gpus_and_variable(tmp_path: Path) -> None:
     versions = GOOD | {"torch": "2.7.0"}
     several, name = driver(A100, A100), "versions_nccl_nonblocking_hang"
-    assert name in codes(found_by(VERSIONS, recorded(tmp_path, versions=versions, found=several)))
-    assert name not in codes(found_by(VERSIONS, recorded(tmp_path, versions=versions, found=driver(A100))))
+    assert name in codes(found_by("versions", recorded(tmp_path, versions=versions, found=several)))
+    assert name not in codes(found_by("versions", recorded(tmp_path, versions=versions, found=driver(A100))))
     mended = recorded(tmp_path, versions=versions, found=several, environ={"TORCH_NCCL_USE_COMM_NONBLOCKING": "0"})
-    assert name not in codes(found_by(VERSIONS, mended))
+    assert name not in codes(found_by("versions", mended))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_known_bad_by_gpus_and_variable(tmp_path: Path) -> None:
 def test_torch_without_attention_for_packed_documents_on_gpus(tmp_path: Path, torch, expected) -> None:
     """2.11 has all that packing needs: the heads of keys and values are repeated for it."""
     versions = GOOD | {"torch": torch}
-    found = found_by(VERSIONS, recorded(tmp_path / "gpu", versions=versions, found=driver(A100)))
+    found = found_by("versions", recorded(tmp_path / "gpu", versions=versions, found=driver(A100)))
     assert [code for code in codes(found) if "document" in code] == ([f"versions_{expected}"] if expected else [])
-    without = found_by(VERSIONS, recorded(tmp_path / "cpu", versions=versions))
+    without = found_by("versions", recorded(tmp_path / "cpu", versions=versions))
     assert not any("document" in code for code in codes(without))
 
 
@@ -84,9 +84,9 @@ def test_known_bad_on_arm_only(tmp_path: Path) -> None:
     versions = GOOD | {"nvidia-nccl-cu13": "2.28.9"}
     arm = {"/proc/cpuinfo": "processor : 0\nCPU implementer\t: 0x41\n"}
     here = recorded(tmp_path / "arm", files=arm, versions=versions, found=driver(A100, A100))
-    assert codes(found_by(VERSIONS, here)) == ["versions_nccl_arm_hang"]
+    assert codes(found_by("versions", here)) == ["versions_nccl_arm_hang"]
     x86 = recorded(tmp_path / "x86", versions=versions, found=driver(A100, A100))
-    assert levels(found_by(VERSIONS, x86)) == FINE
+    assert levels(found_by("versions", x86)) == FINE
 
 
 def test_every_known_bad_row_has_a_source_and_known_packages(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_version_outside_of_what_dsrun_takes(tmp_path: Path, monkeypatch: pytest
         lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.7; extra == "train"', 'ruff; extra == "lint"'],
     )
     assert [*required()] == ["deepspeed"]
-    found = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))
+    found = found_by("versions", recorded(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))
     assert codes(found) == ["versions_range"]
     assert found[0].fix == "pip install 'deepspeed<0.20,>=0.19.7'"
-    assert levels(found_by(VERSIONS, recorded(tmp_path, versions=GOOD))) == FINE
+    assert levels(found_by("versions", recorded(tmp_path, versions=GOOD))) == FINE
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_version_outside_of_what_dsrun_takes(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_versions_that_are_not_tested_are_told(tmp_path: Path, versions, named) -> None:
-    (found,) = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | versions))
+    (found,) = found_by("versions", recorded(tmp_path, versions=GOOD | versions))
     assert (found.level, found.code) == ("info", "versions_untested")
     assert found.message.startswith(named)
 

@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor import machine_facts as machine
-from dsrun.doctor.launch.interfaces import INTERFACES
-from dsrun.doctor.launch.ports import NAMES, PORT
-from dsrun.doctor.launch.ranks import RANKS
-from dsrun.doctor.launch.variables import VARIABLES
 from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, recorded
 
@@ -33,14 +29,14 @@ IN_JOB = {"SLURM_JOB_ID": "7"}
     ],
 )
 def test_rendezvous_port(tmp_path: Path, taken, environ, target, expected) -> None:
-    found = found_by(PORT, recorded(tmp_path, environ=environ, network=RecordedNetwork(taken=taken)), target)
+    found = found_by("port", recorded(tmp_path, environ=environ, network=RecordedNetwork(taken=taken)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
 
 def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
     here = recorded(tmp_path, network=RecordedNetwork(taken=[29700]))
-    (found,) = found_by(PORT, here, DoctorTarget(master_port=29700))
+    (found,) = found_by("port", here, DoctorTarget(master_port=29700))
     assert found.message == "--master-port: port 29700 is taken by python (process 7); the next free one is 29701"
 
 
@@ -66,7 +62,7 @@ def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
     ],
 )
 def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -> None:
-    found = found_by(NAMES, recorded(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
+    found = found_by("names", recorded(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -120,7 +116,9 @@ ETH = LO | {"eth0": ["10.0.0.1"]}
     ],
 )
 def test_network_interfaces(tmp_path: Path, there, environ, target, expected) -> None:
-    found = found_by(INTERFACES, recorded(tmp_path, environ=environ, network=RecordedNetwork(interfaces=there)), target)
+    found = found_by(
+        "interfaces", recorded(tmp_path, environ=environ, network=RecordedNetwork(interfaces=there)), target
+    )
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -142,13 +140,13 @@ def test_network_interfaces(tmp_path: Path, there, environ, target, expected) ->
 def test_ranks_against_visible_gpus(tmp_path: Path, gpus, visible, nproc, expected) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     here = recorded(tmp_path, environ=environ, found=driver(*[A100] * gpus) if gpus else None)
-    found = found_by(RANKS, here, DoctorTarget(nproc=nproc))
+    found = found_by("ranks", here, DoctorTarget(nproc=nproc))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
 
 def test_ranks_of_a_job_for_slurm_are_not_those_of_the_login_node(tmp_path: Path) -> None:
-    assert found_by(RANKS, recorded(tmp_path), DoctorTarget(nproc=8, nodes=4)) == []
+    assert found_by("ranks", recorded(tmp_path), DoctorTarget(nproc=8, nodes=4)) == []
 
 
 WORKER = {
@@ -178,7 +176,7 @@ WORKER = {
     ],
 )
 def test_left_over_variables(tmp_path: Path, environ, expected) -> None:
-    found = found_by(VARIABLES, recorded(tmp_path, environ=environ, found=driver(A100)))
+    found = found_by("variables", recorded(tmp_path, environ=environ, found=driver(A100)))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -194,5 +192,5 @@ def test_left_over_variables(tmp_path: Path, environ, expected) -> None:
 )
 def test_slurm_variables_of_an_allocation_that_has_ended(tmp_path: Path, answers, expected) -> None:
     """Where SLURM's programs are missing or do not answer, nothing is known."""
-    found = found_by(VARIABLES, recorded(tmp_path, environ={"SLURM_JOB_ID": "71233"}, programs=answers))
+    found = found_by("variables", recorded(tmp_path, environ={"SLURM_JOB_ID": "71233"}, programs=answers))
     assert codes(found) == expected

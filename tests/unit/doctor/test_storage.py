@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.doctor.host import storage
-from dsrun.doctor.host.quota import QUOTA, parse_quota
-from dsrun.doctor.host.storage import DISK, INODES, WRITE_SPEED, judged, write_speed
+from dsrun.doctor.host.quota import parse_quota
+from dsrun.doctor.host.storage import judged, write_speed
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
@@ -67,7 +67,7 @@ def test_own_deepspeed_json(tmp_path):
 def test_job_of_an_unknown_model(tmp_path, settings):
     target = job(tmp_path, **settings)
     assert needs(recorded(tmp_path), target) is None
-    assert levels_by_code(DISK, recorded(tmp_path, statvfs=lambda path: disk(free=500)), target) == {"disk": "info"}
+    assert levels_by_code("disk", recorded(tmp_path, statvfs=lambda path: disk(free=500)), target) == {"disk": "info"}
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_job_of_an_unknown_model(tmp_path, settings):
 )
 def test_space_for_checkpoints(tmp_path, free, settings, expected):
     assert (
-        levels_by_code(DISK, recorded(tmp_path, statvfs=lambda path: disk(free=free)), job(tmp_path, **settings))
+        levels_by_code("disk", recorded(tmp_path, statvfs=lambda path: disk(free=free)), job(tmp_path, **settings))
         == expected
     )
 
 
 def test_little_space_without_a_job(tmp_path):
     machine = recorded(tmp_path, statvfs=lambda path: disk(free=3))
-    assert levels_by_code(DISK, machine, DoctorTarget(cwd=tmp_path)) == {"disk_little": "warning"}
+    assert levels_by_code("disk", machine, DoctorTarget(cwd=tmp_path)) == {"disk_little": "warning"}
 
 
 def test_measuring_leaves_no_file(tmp_path):
@@ -118,7 +118,7 @@ def test_measuring_ends(tmp_path, monkeypatch, step_s, written):
 
 
 def test_write_speed_of_the_run_folder(tmp_path):
-    findings = found_by(WRITE_SPEED, recorded(tmp_path), job(tmp_path))
+    findings = found_by("write_speed", recorded(tmp_path), job(tmp_path))
     assert findings[0].code in ("write_speed", "write_speed_slow")
     assert "MB/s; a checkpoint takes about" in findings[0].message
 
@@ -145,7 +145,7 @@ def test_disk_that_cannot_be_written(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(storage, "write_speed", full)
-    finding = found_by(WRITE_SPEED, recorded(tmp_path), DoctorTarget(cwd=tmp_path))[0]
+    finding = found_by("write_speed", recorded(tmp_path), DoctorTarget(cwd=tmp_path))[0]
     assert (finding.level, finding.code) == ("error", "write_speed_fails")
     assert "quota" in finding.fix
 
@@ -161,7 +161,7 @@ def test_disk_that_cannot_be_written(tmp_path, monkeypatch):
 )
 def test_inodes(tmp_path, inodes, all_inodes, expected):
     machine = recorded(tmp_path, statvfs=lambda path: disk(free=500, inodes=inodes, all_inodes=all_inodes))
-    assert levels_by_code(INODES, machine, DoctorTarget(cwd=tmp_path)) == expected
+    assert levels_by_code("inodes", machine, DoctorTarget(cwd=tmp_path)) == expected
 
 
 HEADER = (
@@ -188,7 +188,7 @@ def quota_machine(root: Path, row: str, code: int = 0):
 )
 def test_quota(tmp_path, row, code, expected):
     """With a job whose checkpoint and model take 113 GiB; quota fails above a limit, and prints it all the same."""
-    assert levels_by_code(QUOTA, quota_machine(tmp_path, row, code), job(tmp_path)) == expected
+    assert levels_by_code("quota", quota_machine(tmp_path, row, code), job(tmp_path)) == expected
 
 
 def test_quota_on_lustre(tmp_path):
@@ -203,10 +203,10 @@ def test_quota_on_lustre(tmp_path):
         tmp_path, {"/proc/self/mounts": f"10.0.0.1@o2ib:/x {tmp_path} lustre rw 0 0\n"}, programs=programs
     )
     assert parse_quota(free)[0].hard == 10737418240 * 1024
-    assert levels_by_code(QUOTA, machine, DoctorTarget(cwd=tmp_path)) == {"quota": "info"}
-    assert levels_by_code(QUOTA, machine, job(tmp_path)) == {"quota_full": "error"}
+    assert levels_by_code("quota", machine, DoctorTarget(cwd=tmp_path)) == {"quota": "info"}
+    assert levels_by_code("quota", machine, job(tmp_path)) == {"quota_full": "error"}
 
 
 def test_no_quota(tmp_path):
     machine = recorded(tmp_path, {"/proc/self/mounts": f"/dev/sda1 {tmp_path} ext4 rw 0 0\n"})
-    assert levels_by_code(QUOTA, machine, DoctorTarget(cwd=tmp_path)) == {}
+    assert levels_by_code("quota", machine, DoctorTarget(cwd=tmp_path)) == {}
