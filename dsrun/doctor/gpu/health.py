@@ -1,6 +1,6 @@
-"""Each GPU's memory errors, clocks and PCIe link."""
+"""Each GPU's memory errors, clocks and PCIe link, and how it is set up: persistence mode, MIG, compute mode."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
@@ -72,3 +72,31 @@ def _slow_link(gpu: GpuState) -> Iterator[Finding]:
     busy = gpu.performance_state is not None and gpu.performance_state <= BUSY
     if busy and (generation or 0) < (newest or 0):
         yield finding_of("pcie_generation", gpu=gpu, generation=generation, newest=newest)
+
+
+EXCLUSIVE = (1, 3)
+PROHIBITED = 2
+"""nvmlComputeMode_t: 0 default, 1 exclusive thread (since removed), 2 prohibited, 3 exclusive process."""
+
+
+def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+    gpus = usable(machine)
+    found = list(_unfit(gpus, target.nproc))
+    yield from found
+    if gpus and not found:
+        yield finding_of("gpu_settings", gpus=of_gpus(gpus))
+
+
+def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
+    if sleeping := [each for each in gpus if each.persistence is False]:
+        yield finding_of("gpu_settings_persistence", gpus=of_gpus(sleeping))
+    if parts := [each for each in gpus if each.mig]:
+        yield finding_of("gpu_settings_mig" if len(gpus) > 1 else "gpu_settings_mig.one", gpus=of_gpus(parts))
+    if closed := [each for each in gpus if each.compute_mode == PROHIBITED]:
+        yield finding_of("gpu_settings_prohibited", gpus=of_gpus(closed))
+    exclusive = [each for each in gpus if each.compute_mode in EXCLUSIVE]
+    if exclusive and ranks is not None and ranks > len(gpus):
+        shared = counted(len(gpus), "GPU")
+        yield finding_of(
+            "gpu_settings_exclusive", exclusive=of_gpus(exclusive), ranks=ranks, shared=shared, count=len(gpus)
+        )

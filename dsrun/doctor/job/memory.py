@@ -1,10 +1,12 @@
-"""The memory that a job needs against what is free on the GPUs, and who holds the rest."""
+"""The memory that a job needs against what is free, on the GPUs, and who holds the rest, and on the host."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from dsrun.doctor.job.memory_plan import request_of
+from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.job.memory_plan import MemoryNeeds, needs, request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
@@ -14,6 +16,8 @@ from dsrun.messages import joined
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
+from dsrun.system.files import nearest_existing
+from dsrun.system.host import memory_available, memory_total
 from dsrun.system.terminal.display import counted
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.plan import plan
@@ -24,7 +28,7 @@ from dsrun.zero.memory.strategy import PlanCandidate, best_of, bf16_strategies, 
 _USUALLY_FREE = 0.9
 
 
-def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_gpus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """With a job: whether its plan fits into what is free. Without: whether the GPUs are free."""
     gpus = machine.gpus
     if not gpus or not target.runs_on(machine):
@@ -130,3 +134,48 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
         return finding_of("gpu_memory_fallback" if recipe.spec.remedy else "gpu_memory_plan.likely", what=what, fix=fix)
     remedies = plan(replace(request, micro_batch=None)).remedies
     return finding_of("gpu_memory_plan.never", what=what, fix=joined("; ", remedies[:2]) or None)
+
+
+def look_at_host(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+    # The memory of a login node says nothing about the machine that will train.
+    elsewhere = not usable(machine) or (target.nodes and not machine.environ.get("SLURM_JOB_ID"))
+    planned = None if elsewhere else needs(machine, target)
+    if planned is None or target.recipe is None:
+        return
+    total, free = memory_total(machine.root), memory_available(machine.root)
+    offload = target.recipe.spec.offload
+    wanted = max(planned.host, planned.host_loading)
+    if planned.host_loading > planned.host:
+        what, less = text_of("host_memory.loading", wanted=wanted / GIB), text_of("host_memory.load_once")
+    else:
+        key = "host_memory.training" if offload == "none" else "host_memory.offloading"
+        what, less = text_of(key, wanted=wanted / GIB, offload=offload), text_of("host_memory.no_offload")
+    if wanted > total:
+        machines = _machines(machine)
+        key = "host_memory_small.limited" if machines > total else "host_memory_small.all"
+        fix = joined("; ", [text_of("host_memory_small.more"), less])
+        yield finding_of(key, what=what, total=total / GIB, machine=machines / GIB, fix=fix)
+    elif wanted > free:
+        yield finding_of("host_memory_used", what=what, free=free / GIB, total=total / GIB)
+    else:
+        yield finding_of("host_memory", what=what, free=free / GIB)
+    yield from _nvme(machine, target, planned)
+
+
+def _machines(machine: MachineFacts) -> int:
+    """The bytes of the machine, of which a cgroup may leave less; 0 where the kernel does not say."""
+    for line in (machine.text("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _nvme(machine: MachineFacts, target: DoctorTarget, planned: MemoryNeeds) -> Iterator[Finding]:
+    """The folder of --offload nvme has to hold the states of all ranks of this node."""
+    path = target.recipe.spec.nvme_path if target.recipe else None
+    if not planned.nvme or not path:
+        return
+    state = machine.statvfs(nearest_existing(target.cwd / Path(path).expanduser()))
+    free = state.f_frsize * state.f_bavail
+    if free < planned.nvme:
+        yield finding_of("host_memory_nvme", path=path, free=free / GIB, nvme=planned.nvme / GIB)
