@@ -13,7 +13,7 @@ from dsrun.system.files import delete_tree, replace_folder
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.refusals import refusal
-from dsrun.train.card.metadata import FILE as CARD
+from dsrun.train.card.write_card import FILE as CARD
 from dsrun.train.card.write_card import is_edited
 from dsrun.train.export.whole import write_whole
 from dsrun.train.model.adapters import saved_embeddings

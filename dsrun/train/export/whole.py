@@ -14,7 +14,7 @@ from dsrun.errors import MissingError, ToolError, UsageError, one_line
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
-from dsrun.train.card.metadata import FILE as CARD
+from dsrun.train.card.write_card import FILE as CARD
 from dsrun.train.checkpoint.weight_files import ExportWeight, stored_weights, tensor_bytes, write_weights
 from dsrun.train.model.text_part import TextKeys, text_config
 

@@ -15,8 +15,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from dsrun.train.data.batches import FILLER, BatchSplit, MicroBatchRows, MixtureShares, WithFiller
-from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows
-from dsrun.train.packing.pairs import pack_pairs
+from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_pairs, pack_rows
 
 # Larger windows fill rows better and cost time at their first step: 10,000 samples take a tenth of a second.
 WINDOW = 10_000

@@ -7,8 +7,16 @@ import pickle
 
 import pytest
 
-from dsrun.diagnosis.flight_recorder import RecordedOperation, parse_dump
-from dsrun.diagnosis.hangs import RankStanding, blamed, groups, outliers, read_standings, summary
+from dsrun.diagnosis.hangs import (
+    RankStanding,
+    RecordedOperation,
+    blamed,
+    groups,
+    outliers,
+    parse_dump,
+    read_standings,
+    summary,
+)
 from dsrun.diagnosis.stacks import StackPlace
 
 REDUCE = StackPlace("collective", "all_reduce", "step (train.py:9)")

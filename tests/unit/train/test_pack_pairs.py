@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dsrun.train.packing.pairs import pack_pairs
+from dsrun.train.packing.assign import pack_pairs
 
 LENGTHS = st.integers(1, 40)
 
