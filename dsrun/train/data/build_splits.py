@@ -17,6 +17,7 @@ from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow, RawRows, check_columns
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.cache import CacheMeta, map_rows, quiet
 from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
@@ -182,10 +183,7 @@ class _Builder:
         if part.share == "all":
             return table
         if len(table) < 2:
-            raise UsageError(
-                f"{self.source.where} holds one row, so none can be held out for validation",
-                fix="--validation-file FILE, or --validation-split-percentage 0",
-            )
+            raise refusal("hold_out.one_row", where=self.source.where)
         held = min(len(table) - 1, max(1, round(len(table) * self.spec.held_out / 100)))
         order = np.random.default_rng(_HOLD_OUT_SEED).permutation(len(table))
         return table.select(np.sort(order[:held] if part.share == "held" else order[held:]))
@@ -219,14 +217,11 @@ class _Builder:
 
     def _nothing_left(self, part: SplitPart, counts: RowCounts) -> None:
         counts.refuse_bad(0)
-        rows = f"{self.source.where}: none of the {counts.rows:,} rows for {part.split}"
+        names = {"where": self.source.where, "rows": counts.rows, "split": part.split}
         if "no_loss" in counts.left:
-            raise UsageError(
-                f"{rows} has a token to learn from within "
-                f"{self.spec.source_limit:,} tokens (the first: {counts.left['no_loss'][-1]})",
-                fix="a larger --max-length, or data with completions or assistant messages",
-            )
-        raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
+            first = counts.left["no_loss"][-1]
+            raise refusal("nothing_left.to_learn", limit=self.spec.source_limit, first=first, **names)
+        raise refusal("nothing_left.pairs", layout=self.layout.name, **names)
 
 
 def normal_row(layout: RowLayout, where: str, row: RawRow) -> RawRow:

@@ -26,12 +26,13 @@ import psutil
 import pyarrow as pa
 from datasets import Dataset, Features
 
-from dsrun.errors import MissingError
+from dsrun.errors import DsrunError
 from dsrun.runs.manifest import read_manifest, verify, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.base.distributed import acquire_lock
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.encoding.tokenizer import plain_backend
@@ -109,14 +110,9 @@ def _report(folder: Path, damage: str, notify: Callable[[str], None]) -> None:
         notify(f"the prepared data in {folder} is damaged ({damage}): it is prepared again")
 
 
-def _unwritable(root: Path, error: OSError, damage: str) -> MissingError:
-    why = f"the cache {root} cannot be written: {error.strerror or error}"
-    if not damage:
-        return MissingError(why, fix="set DSRUN_CACHE to a writable folder")
-    return MissingError(
-        f"{why}, and the prepared data in it is damaged ({damage})",
-        fix="set DSRUN_CACHE to a writable folder, or have the owner of the cache run `dsrun prepare` with these flags",
-    )
+def _unwritable(root: Path, error: OSError, damage: str) -> DsrunError:
+    key = "cache.damaged_and_unwritable" if damage else "cache.unwritable"
+    return refusal(key, root=root, why=error.strerror or error, damage=damage)
 
 
 def _build(folder: Path, build: Callable[[Path], CacheMeta], damage: str) -> CacheMeta:
@@ -138,10 +134,7 @@ def _build(folder: Path, build: Callable[[Path], CacheMeta], damage: str) -> Cac
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        raise MissingError(
-            f"the cache {folder.parents[1]} has no room for the prepared data: {os.strerror(error.errno)}",
-            fix="make room there, or set DSRUN_CACHE to a folder on a larger disk",
-        ) from error
+        raise refusal("cache.no_room", root=folder.parents[1], why=os.strerror(error.errno)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return meta

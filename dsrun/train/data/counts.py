@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.recipe.preflight import bad_rows
+from dsrun.train.base.refusals import refusal, refuse
 
 # Shares of the tokens of a side that are unknown to the tokenizer, as those of another language are.
 SOME, MOST = 0.03, 0.5
@@ -53,8 +53,7 @@ class RowCounts:
         """Raise UsageError where half of the tokens of a side are unknown: such data trains on nothing."""
         for side, (tokens, unknown) in self.words.items():
             if unknown >= MOST * tokens > 0:
-                said = f"{where}: the tokenizer does not know {unknown / tokens:.0%} of the tokens of the {side} texts"
-                raise UsageError(f"{said}, which are lost", fix=f"{FIX}, or --force to go on")
+                raise refusal("tokenizer.unknown", where=where, share=unknown / tokens, side=side, fix=FIX)
 
     @property
     def encoded(self) -> int:
@@ -91,9 +90,5 @@ class RowCounts:
 
 def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:
     """Raise UsageError where more samples are asked for than there are."""
-    if requested is None:
-        return
-    if requested < 1:
-        raise UsageError(f"{flag} {requested}: at least one sample is needed")
-    if requested > there:
-        raise UsageError(f"{flag} {requested:,}: there are only {there:,} {what}", fix=f"{flag} {there}")
+    if requested is not None:
+        refuse("samples", flag=flag, requested=requested, there=there, what=what)

@@ -6,12 +6,13 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from dsrun.errors import UsageError, one_line
+from dsrun.errors import one_line
 from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.reading.sources import DataSources, TableSource
@@ -102,8 +103,5 @@ def _table(split: str, rows: Any) -> TableSource:
     try:
         table = rows if isinstance(rows, Dataset | IterableDataset) else Dataset.from_list(list(rows))
     except (TypeError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{split}= of Trainer is not a sequence of rows: {one_line(error)}",
-            fix="dictionaries of the same columns, or a datasets.Dataset",
-        ) from error
+        raise refusal("source.not_rows", split=split, why=one_line(error)) from error
     return TableSource.of(table, f"{split} rows")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET, TrainSpec
+from dsrun.train.base.refusals import refuse
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""
@@ -67,8 +67,5 @@ def _first(*flags: tuple[str, int | None]) -> tuple[str, int | None]:
 def _checked(flag: str, requested: int | None, default: int, positions: int | None, least: int) -> int:
     if requested is None:
         return default
-    if requested < least:
-        raise UsageError(f"{flag} {requested}: a sequence needs at least {least} tokens")
-    if positions is not None and requested > positions:
-        raise UsageError(f"{flag} {requested}: only {positions:,} positions are known", fix=f"{flag} {positions}")
+    refuse("length", flag=flag, requested=requested, least=least, positions=positions)
     return requested

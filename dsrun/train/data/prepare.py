@@ -10,11 +10,11 @@ import torch
 import transformers
 from datasets import Dataset, IterableDataset
 
-from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
 from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, held_out, missing
 from dsrun.system.terminal.display import NotePrinter
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
@@ -207,11 +207,7 @@ class Preparation:
 
     def token_file(self, split: str, source: FileSource) -> TokenBlocks:
         if self.row_plugin:
-            named = self.row_plugin.file.named
-            raise UsageError(
-                f"{source.where} is a token file, and rows() of --plugin {named} changes rows of columns",
-                fix="remove rows(), or give the data as json, csv or parquet",
-            )
+            raise refusal("token_file.plugin", where=source.where, plugin=self.row_plugin.file.named)
         blocks, notices = open_tokens(split, source, self.request, self.limits.source, self._waiting)
         self.notices += notices
         return blocks

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from dsrun.errors import UsageError
 from dsrun.runs.checksum import sum_of
 from dsrun.system.files import sha256_of
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.data.cache import CacheMeta, key_of, obtain
 from dsrun.train.data.data_request import DataRequest
 from dsrun.train.data.encoding.tokenise import check_vocabulary
@@ -128,9 +129,7 @@ def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
     if size <= 0:
         raise UsageError(f"{path} is empty")
     if size % width:
-        raise UsageError(
-            f"{path} contains {size:,} bytes, which is not a whole number of {dtype} tokens", fix=DTYPE_HINT
-        )
+        raise refusal("token_file.width", path=path, size=size, dtype=dtype, hint=DTYPE_HINT)
     return size // width
 
 
@@ -138,10 +137,7 @@ def divide(blocks: TokenBlocks, percent: int, where: str) -> tuple[TokenBlocks, 
     """The first `percent` of the blocks, at least one, and the others."""
     count = len(blocks)
     if count < 2:
-        raise UsageError(
-            f"{where} makes one block of at most {blocks.block_size:,} tokens; none can be held out for validation",
-            fix="--validation-file FILE, a smaller --block-size, or --validation-split-percentage 0",
-        )
+        raise refusal("hold_out.one_block", where=where, size=blocks.block_size)
     held = min(count - 1, max(1, round(count * percent / 100)))
     return blocks.cut(0, held), blocks.cut(held, count)
 
@@ -186,12 +182,7 @@ def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
 ) -> tuple[TokenBlocks, list[str]]:
     """The blocks of the token files of a split, and what was found out about them."""
-    where = source.paths[0]
-    if request.task != "causal-lm":
-        raise UsageError(f"{where}: token files are for causal language models; {request.model_type} is not one")
-    if request.preference:
-        fix = "give a file with prompt, chosen and rejected"
-        raise UsageError(f"{where}: a token file has no answers for dpo", fix=fix)
+    refuse("token_file_for", where=source.paths[0], request=request)
     opened = [_open_one(split, path, request, block_size, waiting) for path in source.paths]
     files = [blocks for blocks, _ in opened]
     notices = [notice for _, notice in opened if notice]

@@ -14,6 +14,7 @@ from dsrun.recipe.preflight.files import CHAT_TEMPLATES
 from dsrun.recipe.preflight.layouts import no_template
 from dsrun.recipe.rows.normal import UNLEARNED
 from dsrun.system.files import parse_json
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.encoding.written import ChatMessages, ChatRenderer, Spans, reasoning_apart
 
 
@@ -55,7 +56,7 @@ def encode_chat(
     # What transformers itself gives the template, or does with its text.
     own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {"documents"}
     if taken := sorted(own & (options or {}).keys()):
-        raise UsageError(f"{where}: {taken[0]} is not for a row to set", fix="remove it from chat_template_kwargs")
+        raise refusal("chat.option", where=where, name=taken[0])
     answers = {i for i, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNLEARNED)}
     unmarked = [{name: value for name, value in each.items() if name != UNLEARNED} for each in messages]
     chat = ChatRenderer(tokenizer, list(map(with_arguments, unmarked)), tools, where, options or {})
@@ -150,10 +151,7 @@ def _tokens(chat: ChatRenderer, text: str) -> tuple[list[int], Callable[[int], i
         """Without offsets a part begins and ends where the tokens of what is before it end."""
         prefix = encoded(text[:character])["input_ids"]
         if ids[: len(prefix)] != prefix:
-            raise UsageError(
-                f"{chat.where}: this slow tokenizer joins the assistant's text with the preceding text",
-                fix="use a fast tokenizer: --use-fast-tokenizer true",
-            )
+            raise refusal("chat.joined", where=chat.where)
         return len(prefix)
 
     return ids, after

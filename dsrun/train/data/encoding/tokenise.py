@@ -16,6 +16,7 @@ from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow
 from dsrun.system.files import parse_json
 from dsrun.train.base.labels import IGNORED
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.tokenizer import DocumentAffixes, UnknownTokens, affixes_of, plain_backend
@@ -308,7 +309,5 @@ class RowEncoder:
 def check_vocabulary(largest: int, vocab_size: int, where: str, *, hint: str | None = None) -> None:
     """Refuse ids that the embedding has no row for; on a GPU they end in a device-side assert that names nothing."""
     if largest >= vocab_size:
-        raise UsageError(
-            f"{where}: token id {largest} is outside the model's embedding of {vocab_size} rows",
-            fix=hint or "tokenizer and model do not belong together; use the model's own tokenizer",
-        )
+        hint = hint or "tokenizer and model do not belong together; use the model's own tokenizer"
+        raise refusal("tokenizer.vocabulary", where=where, largest=largest, rows=vocab_size, hint=hint)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.labels import IGNORED
+from dsrun.train.base.refusals import refusal
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import set_template
 from dsrun.train.model.load import from_hub, one_at_a_time
@@ -23,7 +23,7 @@ from dsrun.train.model.load import from_hub, one_at_a_time
 def load_tokenizer(spec: TrainSpec) -> Any:
     name = spec.tokenizer or spec.model
     if name is None:
-        raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
+        raise refusal("tokenizer.none")
     options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
     with one_at_a_time(spec.trust_remote_code):
         tokenizer = from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
@@ -109,10 +109,7 @@ def pad_with_end(tokenizer: Any, task: str) -> str | None:
     if tokenizer.pad_token_id is not None:
         return None
     if task == "seq2seq":
-        raise UsageError(
-            "the tokenizer has no padding token, without which an encoder-decoder model cannot batch",
-            fix="give --tokenizer one with a pad_token",
-        )
+        raise refusal("tokenizer.no_padding")
     if tokenizer.eos_token is None:
         return "the tokenizer has neither padding nor end token: nothing marks where a document ends"
     tokenizer.pad_token = tokenizer.eos_token
@@ -161,19 +158,14 @@ def set_languages(tokenizer: Any, source: str | None, target: str | None) -> Non
     target, which trains a wrong model silently."""
     if not is_multilingual(tokenizer):
         return
-    codes = _codes(tokenizer) or ["CODE"]
+    kind, codes = type(tokenizer).__name__, _codes(tokenizer) or ["CODE"]
     for language, flag in ((source, "--source-lang"), (target, "--target-lang")):
         if not language:
-            raise UsageError(
-                f"{type(tokenizer).__name__} writes a language token into every sample and needs {flag}",
-                fix=f"{flag} {codes[0]} (known: {', '.join(codes[:8])} …)",
-            )
+            raise refusal("tokenizer.no_language", kind=kind, flag=flag, first=codes[0], known=", ".join(codes[:8]))
         if not _knows(tokenizer, language):
             close = [code for code in codes if code[:2] == language[:2]] or codes
-            raise UsageError(
-                f"{flag} {language}: {type(tokenizer).__name__} does not know this language",
-                fix=f"known: {', '.join(close[:8])}",
-            )
+            known = ", ".join(close[:8])
+            raise refusal("tokenizer.language", flag=flag, language=language, kind=kind, known=known)
     tokenizer.src_lang = source
     tokenizer.tgt_lang = target
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.rows.normal import alike
+from dsrun.train.base.refusals import refusal
 
 ChatMessages = list[dict[str, Any]]
 Spans = list[tuple[int, int]]
@@ -148,11 +149,7 @@ class ChatRenderer:
                 start = len(whole) - len(alone[begin:])
                 prompt = given.removesuffix(asked[begin:]) or whole[:start]
         if start is None or str(message.get("content") or "").strip() not in whole[start:]:
-            raise UsageError(
-                f"{self.where}: the chat template changes or leaves out what stands in message {index + 1}, or before "
-                "it, so what the assistant wrote cannot be told apart",
-                fix="--chat-template FILE with {% generation %} … {% endgeneration %} around the assistant's part",
-            )
+            raise refusal("chat.changed", where=self.where, number=index + 1)
         return prompt, start
 
     def _start(self, before: ChatMessages, whole: str, prompt: str) -> int | None:

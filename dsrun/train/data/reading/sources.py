@@ -19,6 +19,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.system.files import sha256_of
 from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.refusals import refusal
 from dsrun.train.model.load import HTTP_ERROR
 
 SourcePosition = tuple[int, ReadPosition]
@@ -157,10 +158,7 @@ def find_sources(spec: TrainSpec) -> DataSources:
         name = spec.dataset + (f"/{spec.dataset_config}" if spec.dataset_config else "")
         splits = _dataset(spec, notices)
     if spec.train_file and "train" in splits:
-        raise UsageError(
-            f"--dataset {spec.dataset} has training data and --train-file {spec.train_file[0]} is given too",
-            fix="leave one out",
-        )
+        raise refusal("source.two", dataset=spec.dataset, file=spec.train_file[0])
     for split, files in given_files(spec).items():
         splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
         name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
@@ -223,11 +221,8 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
         return answered
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
-            return UsageError(f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`")
-        return UsageError(
-            f"dataset {name} does not exist on the Hub or is private, and there is no such folder here",
-            fix="check the name; `hf auth login` for a private one",
-        )
+            return refusal("source.gated", name=name)
+        return refusal("source.unknown", name=name)
     if isinstance(error, ValueError | RuntimeError):
         return UsageError(f"dataset {name}: {reason}", fix="--dataset-config" if "onfig" in reason else None)
     return unreachable(f"dataset {name}", reason, instead="--train-file FILE", offline=constants.HF_HUB_OFFLINE)

@@ -7,6 +7,7 @@ import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.data_files import LLM_C_HEADER, LLM_C_MAGIC, data_format
+from dsrun.train.base.refusals import refusal
 
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint16", "uint32", "int32", "int64")}
 DTYPE_HINT = f"--bin-dtype says how its ids are stored: {', '.join(DTYPES)}"
@@ -57,10 +58,8 @@ def _array(path: Path) -> TokenFormat:
     name = next((name for name, dtype in DTYPES.items() if dtype == array.dtype), None)
     if array.ndim != 1 or name is None:
         shape = "×".join(map(str, array.shape))
-        raise UsageError(
-            f"{path} is an array of {array.dtype} with the shape {shape or 'of one number'}",
-            fix=f"save token ids as one dimension of {', '.join(DTYPES)}",
-        )
+        known = ", ".join(DTYPES)
+        raise refusal("token_file.array", path=path, dtype=array.dtype, shape=shape or "of one number", known=known)
     return TokenFormat(name, array.offset)
 
 
