@@ -6,7 +6,7 @@ WIDTH × HEIGHT that the browser stretches, with lines that keep their width, an
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -36,17 +36,14 @@ class ChartView:
 @dataclass(frozen=True, kw_only=True)
 class PanelChart:
     """A panel as the page shows it. `x_ticks` are (share from the left, text), `y_width` the length of the longest tick
-    in characters, `legend` (colour, dashes, whether dots, label); `data` is what its values are looked up in."""
+    in characters; `data` is what its values are looked up in."""
 
-    name: str
-    title: str
-    unit: str
+    panel: ReportPanel
     views: tuple[ChartView, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_width: int
-    legend: tuple[tuple[int, int, bool, str], ...]
     marks: frozenset[str]
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any]
 
 
 def chart(panel: ReportPanel) -> PanelChart:
@@ -57,15 +54,10 @@ def chart(panel: ReportPanel) -> PanelChart:
     views = tuple(_view(panel, scale, x) for scale in (scales if panel.both else ("linear",)))
     bad = any(not math.isfinite(value) for curve in panel.curves for _, value in curve.points)
     return PanelChart(
-        name=panel.name,
-        title=panel.title,
-        unit=panel.unit,
+        panel=panel,
         views=views,
         x_ticks=tuple((x.place(tick), text) for tick, text in zip(x.ticks, x.labels(), strict=True)),
         y_width=max(len(text) for view in views for _, text in view.ticks),
-        legend=tuple(
-            (curve.colour % COLOURS, curve.colour // COLOURS % 3, curve.dots, curve.label) for curve in panel.curves
-        ),
         marks=frozenset({*(mark.kind for mark in panel.marks), *(["nonfinite"] if bad else [])}),
         data=_data(panel, x),
     )

@@ -1,20 +1,20 @@
-"""What the nodes of a run last told of its ranks and GPUs, as tables."""
+"""What the nodes of a run last told of its ranks and GPUs, as tables; their columns are in nodes.toml."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import is_waiting_while_busy, slowest, throttle_reasons, wait_share
-from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.node_status import NodeStatus
 from dsrun.system.terminal.display import precise_duration, size_text
 
 MOST_ROWS = 16
 """Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""
 _GIB = 1 << 30
-PlacedRank = tuple[NodeStatus, RankProgress]
-PlacedGpu = tuple[NodeStatus, GpuSample]
-Each = TypeVar("Each")
+_Placed = tuple[NodeStatus, Any]
+"""A rank or a GPU with its node."""
 
 
 @dataclass(frozen=True)
@@ -33,51 +33,29 @@ def node_tables(nodes: Sequence[NodeStatus]) -> list[NodeTable]:
     when = max((node.time for node in nodes), default="")[:19].replace("T", " ")
     tables = []
     if any(rank.step_s is not None for _, rank in ranks):
-        tables.append(_rank_table(ranks, when))
+        behind = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))
+        names = {"slow": slowest([rank for _, rank in ranks])}
+        tables.append(_table("ranks", f"slowest of {len(ranks):,}", when, behind, lambda each: each[1].rank, **names))
     if gpus:
-        tables.append(_gpu_table(gpus, when))
+        idle = sorted(gpus, key=lambda each: 1.0 if each[1].utilization is None else each[1].utilization)
+        tables.append(
+            _table("GPUs", f"least used of {len(gpus):,}", when, idle, lambda each: (each[0].node, each[1].index))
+        )
     return tables
 
 
-def _rank_table(ranks: list[PlacedRank], when: str) -> NodeTable:
-    slow = slowest([rank for _, rank in ranks])
-    shown = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))[:MOST_ROWS]
-    columns: Mapping[str, Callable[[PlacedRank], str]] = {
-        "rank": lambda each: str(each[1].rank),
-        "host": lambda each: each[0].host,
-        "phase": lambda each: each[1].phase,
-        "step": lambda each: f"{each[1].step:,}",
-        "step time": lambda each: _time(each[1].step_s),
-        "for data": lambda each: _time(each[1].data_s),
-        "own work": lambda each: _time(each[1].own_s),
-        "waits": lambda each: _percent(wait_share(each[1])),
-        "": lambda each: "slowest" if each[1] is slow else "",
+def _table(
+    kind: str, which: str, when: str, several: Sequence[_Placed], order: Callable[[_Placed], Any], **names: Any
+) -> NodeTable:
+    """The first of `several`, in this order."""
+    shown = sorted(several[:MOST_ROWS], key=order)
+    of = f"The {len(shown)} {which} {kind}" if len(several) > len(shown) else kind[0].upper() + kind[1:]
+    cells = {
+        head: [str(evaluate(cell, {"node": node, "each": each, **_FUNCTIONS, **names})) for node, each in shown]
+        for head, cell in toml_beside(__file__)[kind].items()
     }
-    shown.sort(key=lambda each: each[1].rank)
-    of = f"The {len(shown)} slowest of {len(ranks):,} ranks" if len(ranks) > len(shown) else "Ranks"
-    return _table(f"{of} at {when}", columns, shown)
-
-
-def _gpu_table(gpus: list[PlacedGpu], when: str) -> NodeTable:
-    shown = sorted(gpus, key=lambda each: 1.0 if each[1].utilization is None else each[1].utilization)[:MOST_ROWS]
-    columns: Mapping[str, Callable[[PlacedGpu], str]] = {
-        "GPU": lambda each: f"{each[0].host}, {each[1].index}",
-        "name": lambda each: each[1].name.removeprefix("NVIDIA "),
-        "use": lambda each: _percent(each[1].utilization),
-        "memory": lambda each: _memory(each[1]),
-        "power": lambda each: _power(each[1]),
-        "temperature": lambda each: "" if each[1].temperature_c is None else f"{each[1].temperature_c} °C",
-        "": lambda each: _note(each[1]),
-    }
-    shown.sort(key=lambda each: (each[0].node, each[1].index))
-    of = f"The {len(shown)} least used of {len(gpus):,} GPUs" if len(gpus) > len(shown) else "GPUs"
-    return _table(f"{of} at {when}", columns, shown)
-
-
-def _table(caption: str, columns: Mapping[str, Callable[[Each], str]], shown: Sequence[Each]) -> NodeTable:
-    cells = {head: [cell(each) for each in shown] for head, cell in columns.items()}
     heads = tuple(head for head, column in cells.items() if any(column))
-    return NodeTable(caption, heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
+    return NodeTable(f"{of} at {when}", heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
 
 
 def _time(seconds: float | None) -> str:
@@ -100,5 +78,7 @@ def _power(gpu: GpuSample) -> str:
     return f"{gpu.power_w:.0f}{f' of {gpu.power_limit_w:.0f}' if gpu.power_limit_w else ''} W"
 
 
-def _note(gpu: GpuSample) -> str:
-    return "busy at low power" if is_waiting_while_busy(gpu) else ", ".join(throttle_reasons(gpu))
+_FUNCTIONS = {
+    "time": _time, "percent": _percent, "memory": _memory, "power": _power, "wait_share": wait_share,
+    "is_waiting_while_busy": is_waiting_while_busy, "throttle_reasons": throttle_reasons,
+}  # fmt: skip

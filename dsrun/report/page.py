@@ -77,7 +77,7 @@ def report_of(runs: Sequence[RunReport]) -> ReportPage:
 def render_page(report: ReportPage) -> str:
     """The page."""
     charts = [chart(panel) for panel in report.drawn]
-    metrics = [each for each in charts if each.name.startswith("eval_")]
+    metrics = [each for each in charts if each.panel.name.startswith("eval_")]
     names = [run.name for run in report.runs]
     few = [panel for panel in report.panels if not panel.is_drawn]
     page = str(
@@ -98,7 +98,7 @@ def render_page(report: ReportPage) -> str:
                 for each in report.differences
             ],
             data=[each.data for each in charts],
-            place={each.name: place for place, each in enumerate(charts)},
+            place={each.panel.name: place for place, each in enumerate(charts)},
         )
     )
     # The macros at the beginning of the template leave blank lines.

@@ -168,13 +168,10 @@ def _spans_decades(curves: Iterable[PanelCurve]) -> bool:
 
 def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
     keys = {key: None for history in histories for record in history.steps[-1:] for key in record}
-    found = [
-        (prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _TABLE["prefixes"].items()
-    ]
     return [
-        _Plan(f"{prefix[:-1]}_each", title, "", keys={key: key.removeprefix(prefix) for key in named})
-        for prefix, title, named in found
-        if named
+        _Plan(f"{prefix[:-1]}_each", title, "", keys=named)
+        for prefix, title in _TABLE["prefixes"].items()
+        if (named := {key: key.removeprefix(prefix) for key in keys if key.startswith(prefix)})
     ]
 
 
