@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered, root, scan_log
-from dsrun.diagnosis.collectives import rank_behind
+from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, rank_behind, recovered, root, scan_log
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.findings.finding import Finding, has_errors

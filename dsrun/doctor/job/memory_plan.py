@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
-from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.job.settings import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.hub.modelscope_cache import stored_name

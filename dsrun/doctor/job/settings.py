@@ -5,20 +5,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.models.families import family_of, model_type_of
 from dsrun.recipe.batch import batch_of
-from dsrun.recipe.deepspeed_file import with_deepspeed_read
+from dsrun.recipe.deepspeed_file import as_object, read_text, with_deepspeed_read
+from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import BF16_FROM, decide_precision
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
-from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.recipe import Recipe, phases
 from dsrun.system.host import cpu_bf16
+from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.lint.config_check import check
+from dsrun.zero.ops import required_ops
 from dsrun.zero.view import TrainingFlags
 
 
@@ -151,3 +153,36 @@ def look_at_precision(machine: MachineFacts, target: DoctorTarget) -> Iterator[F
         yield finding_of("precision.gpu", precision=chosen, device=gpus[0].name)
     else:
         yield finding_of("precision.cpu", precision=chosen)
+
+
+def config_of(target: DoctorTarget) -> dict[str, Any] | None:
+    """The user's own JSON, or the one that the flags ask for; None for plain DDP, for --zero auto, and where the file
+    cannot be read, which another check reports."""
+    recipe = target.recipe
+    if recipe is None:
+        return None
+    own = recipe.hf.get("deepspeed")
+    if own is not None:
+        try:
+            return own if isinstance(own, dict) else as_object(read_text(target.cwd / own, str(own)), str(own))
+        except DsrunError:
+            return None
+    spec = recipe.spec
+    if spec.zero == "auto":
+        return None
+    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
+    try:
+        return config_of_flags(
+            stage, offload=spec.offload, optim=recipe.hf.get("optim"), options=spec, hidden_size=None
+        )
+    except DsrunError:
+        return None
+
+
+def ops_of(target: DoctorTarget) -> list[str]:
+    """DeepSpeed's compiled operations that the job loads, by the names of build/ops.toml."""
+    config = config_of(target)
+    if config is None or target.recipe is None:
+        return []
+    names = {"CPUAdamBuilder": "cpu_adam", "FusedAdamBuilder": "fused_adam", "AsyncIOBuilder": "async_io"}
+    return [names[name] for name in required_ops(config, training="train" in phases(target.recipe))]

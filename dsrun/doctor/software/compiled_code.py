@@ -10,7 +10,7 @@ from pathlib import Path
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.job.settings import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.job.settings import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.errors import DsrunError, MissingError, UsageError

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.job.settings import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of

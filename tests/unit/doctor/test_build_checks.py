@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.job.settings import ops_of
 from tests.fake_programs import program
 from tests.tiny_wheels import built_note, compiled, needs_gcc
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded, torch_at
