@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.checkpoints import CheckpointEntry, entries
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.diagnosis.diagnose import NONE, RunVerdict
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
@@ -175,30 +176,20 @@ def _settings(history: RunHistory) -> tuple[ResolvedSetting, ...]:
 
 
 def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str], ...]:
-    run = history.run
-    gpus = run.get("gpus")
+    run, command, gpus = history.run, history.run.get("command"), history.run.get("gpus")
     names = list(map(str, gpus)) if isinstance(gpus, list) else []
-    batch = mapping(run.get("batch"))
-    command = run.get("command")
-    rows: list[tuple[str, object]] = [
-        ("folder", history.path.absolute()),
-        ("command", " ".join(masked(map(str, command))) if isinstance(command, list) else None),
-        ("host", status.host),
-        ("ranks", status.world_size or run.get("world_size")),
-        ("GPUs", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))),
-        ("model type", run.get("model_type")),
-        ("parameters", f"{whole(run.get('parameters')):,}" if whole(run.get("parameters")) else None),
-        ("task", run.get("objective") or run.get("task")),
-        ("precision", run.get("precision")),
-        ("ZeRO stage", run.get("zero_stage")),
-        ("global batch", batch.get("global_batch")),
-        ("micro batch", batch.get("micro_batch")),
-        ("accumulation steps", batch.get("accumulation")),
-        ("packing", mapping(run.get("packing")).get("batches")),
-        ("git commit", run.get("git_commit")),
-        *((str(package), version) for package, version in mapping(run.get("versions")).items()),
-    ]
-    return tuple((name, without_tokens(str(value))) for name, value in rows if value not in (None, ""))
+    known: dict[str, Any] = {
+        "run": run,
+        "status": status,
+        "folder": history.path.absolute(),
+        "command": " ".join(masked(map(str, command))) if isinstance(command, list) else None,
+        "gpus": ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)),
+        "parameters": whole(run.get("parameters")),
+        **{name: mapping(run.get(name)) for name in ("batch", "packing", "versions")},
+    }
+    rows = {name: evaluate(value, known) for name, value in toml_beside(__file__, "environment.toml").items()}
+    found = [*rows.items(), *((str(package), version) for package, version in known["versions"].items())]
+    return tuple((name, without_tokens(str(value))) for name, value in found if value not in (None, ""))
 
 
 def _prompts(path: Path) -> tuple[ModelSample, ...]:

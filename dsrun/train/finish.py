@@ -12,8 +12,7 @@ from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
-from dsrun.train.card.card_facts import CardFacts
-from dsrun.train.card.write_card import write_cards
+from dsrun.train.card.write_card import CardFacts, write_cards
 from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions

@@ -58,10 +58,8 @@ def look_at_clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
 
 def look_at_pcie(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     known = [each for each in usable(machine) if each.pcie_width and each.pcie_width_max]
-    found = [finding for gpu in known for finding in _slow_link(gpu)]
-    yield from found
-    if known and not found:
-        yield finding_of("pcie", gpus=of_gpus(known))
+    if known:
+        yield from [each for gpu in known for each in _slow_link(gpu)] or [finding_of("pcie", gpus=of_gpus(known))]
 
 
 def _slow_link(gpu: GpuState) -> Iterator[Finding]:
@@ -81,10 +79,8 @@ PROHIBITED = 2
 
 def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
-    found = list(_unfit(gpus, target.nproc))
-    yield from found
-    if gpus and not found:
-        yield finding_of("gpu_settings", gpus=of_gpus(gpus))
+    if gpus:
+        yield from list(_unfit(gpus, target.nproc)) or [finding_of("gpu_settings", gpus=of_gpus(gpus))]
 
 
 def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:

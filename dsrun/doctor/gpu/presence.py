@@ -74,11 +74,10 @@ def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
     else:
         gpus = counted(len(told.gpus), "GPU")
         release = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", version or "")
-        yield (
-            finding_of("gpu_driver", version=release[1], gpus=gpus)
-            if release
-            else finding_of("gpu_driver.unknown", gpus=gpus)
-        )
+        if release:
+            yield finding_of("gpu_driver", version=release[1], gpus=gpus)
+        else:
+            yield finding_of("gpu_driver.unknown", gpus=gpus)
 
 
 def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:

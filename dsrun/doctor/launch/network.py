@@ -53,12 +53,10 @@ def look_at_names(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
         found.append(finding_of("names_own_loopback", own=own, address=addresses[0]))
     yield from found
     if not found and addresses:
-        there = machine.network.resolve(address) if address else None
-        yield (
-            finding_of("names.master", own=own, address=addresses[0], master=address, there=there[0])
-            if there
-            else finding_of("names", own=own, address=addresses[0])
-        )
+        if there := machine.network.resolve(address) if address else None:
+            yield finding_of("names.master", own=own, address=addresses[0], master=address, there=there[0])
+        else:
+            yield finding_of("names", own=own, address=addresses[0])
 
 
 def _master(machine: MachineFacts, target: DoctorTarget, address: str) -> list[Finding]:

@@ -29,13 +29,11 @@ def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
     elif driver is None:
         if not _has_nvidia_gpu(machine):
             yield finding_of("torch_driver.cpu" if here else "torch_driver.elsewhere", version=torch.version)
-    elif torch.cuda is None:
+    elif torch.cuda is None and torch.hip:
         install = _from_index(driver.cuda)
-        yield (
-            finding_of("torch_driver_cpu_build.rocm", version=torch.version, rocm=torch.hip, fix=install)
-            if torch.hip
-            else finding_of("torch_driver_cpu_build", version=torch.version, fix=install)
-        )
+        yield finding_of("torch_driver_cpu_build.rocm", version=torch.version, rocm=torch.hip, fix=install)
+    elif torch.cuda is None:
+        yield finding_of("torch_driver_cpu_build", version=torch.version, fix=_from_index(driver.cuda))
     elif driver.cuda is not None:
         yield _against_driver(torch.version, minor_release(torch.cuda), driver.version, driver.cuda, machine.gpus)
 
@@ -58,13 +56,11 @@ def _has_nvidia_gpu(machine: MachineFacts) -> bool:
 
 def _counted(gpus: list[LocalGpu]) -> str:
     names = sorted({gpu.name for gpu in gpus})
+    if not names:
+        return text_of("torch_driver.no_gpu")
     if len(names) == 1:
         return f"{len(gpus)} × {names[0]}"
-    return (
-        text_of("torch_driver.gpus", count=len(gpus), names=", ".join(names))
-        if gpus
-        else text_of("torch_driver.no_gpu")
-    )
+    return text_of("torch_driver.gpus", count=len(gpus), names=", ".join(names))
 
 
 def _from_index(cuda: str | None) -> str:

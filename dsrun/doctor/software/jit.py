@@ -37,11 +37,10 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if mount and mount.shared:
         ops = ", ".join(compiled_at_start(machine, target, cuda=False))
         kind, export = mount.kind, text_of("jit_cache_unwritable.fix")
-        yield (
-            finding_of("jit_cache_network.ops", folder=folder, kind=kind, ops=ops, export=export)
-            if ops
-            else finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
-        )
+        if ops:
+            yield finding_of("jit_cache_network.ops", folder=folder, kind=kind, ops=ops, export=export)
+        else:
+            yield finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
     triton = Path(
         machine.environ.get("TRITON_CACHE_DIR") or Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
     )

@@ -90,25 +90,31 @@ class MixtureShares:
         return np.concatenate(parts)
 
 
-@dataclass(eq=False)
-class GlobalBatchSampler(Sampler):
-    """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample. `lengths`
-    (tokens per sample) turns on grouping by length; with `shares` some samples come more often than others. The next
+@dataclass(eq=False, kw_only=True)
+class EpochSampler(Sampler):
+    """Yields this rank's micro batches of an epoch; with `shares` some samples come more often than others. The next
     pass begins with micro batch `first`, later ones with 0."""
 
-    samples: int
-    split: BatchSplit
-    _: KW_ONLY
     seed: int = 0
-    shuffle: bool = True
     drop_last: bool = False
-    lengths: np.ndarray | None = None
     shares: MixtureShares | None = None
     epoch: int = field(default=0, init=False)
     first: int = field(default=0, init=False)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+
+@dataclass(eq=False)
+class GlobalBatchSampler(EpochSampler):
+    """Lists of sample indices; FILLER stands where there is no sample. `lengths` (tokens per sample) turns on grouping
+    by length."""
+
+    samples: int
+    split: BatchSplit
+    _: KW_ONLY
+    shuffle: bool = True
+    lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         """Micro batches per epoch and rank; the same on every rank, as ZeRO-3 and DDP need."""

@@ -8,13 +8,12 @@ rows, its samples are packed anew.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Sampler
 
-from dsrun.train.data.batches import FILLER, BatchSplit, MicroBatchRows, MixtureShares, WithFiller
+from dsrun.train.data.batches import FILLER, BatchSplit, EpochSampler, MicroBatchRows, WithFiller
 from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_pairs, pack_rows
 
 # Larger windows fill rows better and cost time at their first step: 10,000 samples take a tenth of a second.
@@ -43,25 +42,15 @@ class BatchGrouping:
 
 
 @dataclass(eq=False)
-class WindowSampler(Sampler):
-    """Yields this rank's micro batches: sample numbers, FILLER where there is none, or rows of these where they are
-    packed. `lengths` are tokens [samples, sides]. The next pass begins with micro batch `first`, later ones with 0."""
+class WindowSampler(EpochSampler):
+    """Sample numbers, FILLER where there is none, or rows of these where packed. `lengths`: tokens [samples, sides]."""
 
     lengths: np.ndarray
     split: BatchSplit
     grouping: BatchGrouping
-    _: KW_ONLY
-    seed: int = 0
-    drop_last: bool = False
-    shares: MixtureShares | None = None
-    epoch: int = field(default=0, init=False)
-    first: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.steps = self.grouping.steps(len(self.lengths), drop_last=self.drop_last)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
     def __len__(self) -> int:
         """Micro batches per epoch and rank; the same on every rank, as ZeRO-3 and DDP need."""

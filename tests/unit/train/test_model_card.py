@@ -17,8 +17,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import Given, TrainingPlan
-from dsrun.train.card.card_facts import CardFacts
-from dsrun.train.card.write_card import is_edited, model_card, write_cards
+from dsrun.train.card.write_card import CardFacts, is_edited, model_card, write_cards
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.data_request import PreparedData

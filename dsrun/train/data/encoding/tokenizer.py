@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -90,8 +90,6 @@ _ENCODING = ("__call__", "_encode_plus", "set_truncation_and_padding", "_convert
 def plain_backend(tokenizer: Any) -> Any:
     """The Rust tokenizer, for texts without special tokens and limit: `encode_batch_fast` gives the same ids without
     the offsets of each token. None where the tokenizer is not in Rust or does something of its own."""
-    from transformers import PreTrainedTokenizerFast
-
     kind = type(tokenizer)
     if not all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, kind) for name in _ENCODING):
         return None

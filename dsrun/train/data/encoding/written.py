@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
 from dsrun.errors import UsageError
 from dsrun.recipe.rows.normal import alike
 from dsrun.train.base.refusals import refusal
@@ -79,9 +82,6 @@ class ChatRenderer:
 
     def _render(self, messages: ChatMessages, **how: Any) -> tuple[str, Spans]:
         """Messages as text, and what the template marks of it with `{% generation %}`."""
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         named = {**self.tokenizer.special_tokens_map, "tools": self.tools, **self.options, **how}
         template = self.tokenizer.get_chat_template(tools=self.tools)
         marked = bool(_GENERATION.search(template))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import datasets
+from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import constants
 
 from dsrun.errors import DsrunError, UsageError, one_line
@@ -188,8 +190,6 @@ def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:
 
 
 def _saved(path: Path) -> dict[str, DataSource]:
-    import datasets
-
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
@@ -200,8 +200,6 @@ def _saved(path: Path) -> dict[str, DataSource]:
 
 
 def _hub(spec: TrainSpec) -> dict[str, DataSource]:
-    import datasets
-
     name = str(spec.dataset)
     try:
         loaded = datasets.load_dataset(
@@ -213,8 +211,6 @@ def _hub(spec: TrainSpec) -> dict[str, DataSource]:
 
 
 def _hub_error(name: str, error: Exception) -> DsrunError:
-    from datasets.exceptions import DatasetNotFoundError
-
     reason = one_line(error)
     answered = refused(f"dataset {name}", error, os.environ, instead="--train-file FILE")
     if answered:
