@@ -13,8 +13,7 @@ from dsrun.audit.arguments import read_arguments
 from dsrun.checkpoints import weights
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.diagnose import of_logs
-from dsrun.diagnosis.jobs import LOG, logs_below
-from dsrun.diagnosis.reading import NotText, read_log
+from dsrun.diagnosis.reading import LOG, NotText, logs_below, read_log
 from dsrun.errors import UsageError
 from dsrun.models.headers import read_header
 from dsrun.monitoring.trainer_logs.status import LogReader
