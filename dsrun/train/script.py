@@ -30,6 +30,7 @@ from dsrun.system.net import free_port
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
 from dsrun.train.base.plan import Given
 from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
+from dsrun.train.base.refusals import refusal
 from dsrun.train.decide_plan import with_demo
 from dsrun.train.run import BegunRun, begin, prepare_run, recorded
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
@@ -201,10 +202,7 @@ def _given(model: Any, tokenizer: Any, config: Any, rows: Mapping[str, Any]) -> 
     if hasattr(model, "config") and hasattr(model, "parameters"):
         return Given(model.config, lambda: model, tokenizer, rows, command, is_built=True)
     if not callable(model) or config is None:
-        raise UsageError(
-            f"Trainer cannot train a {type(model).__name__}",
-            fix="give a name, a model of transformers, or a function that builds one with its config=",
-        )
+        raise refusal("script.no_model", kind=type(model).__name__)
     return Given(config, model, tokenizer, rows, command)
 
 

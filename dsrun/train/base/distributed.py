@@ -17,10 +17,11 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from filelock import FileLock, Timeout
 
-from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.errors import DsrunError, ToolError
 from dsrun.hardware.gpu_facts import AMPERE
 from dsrun.launch.expected_gpus import check_rank
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
+from dsrun.train.base.refusals import refusal
 
 DeviceType = Literal["cuda", "cpu"]
 
@@ -71,10 +72,7 @@ def gpu_of(local_rank: int, local_size: int, visible: int) -> int:
         return local_rank
     if visible == 1:
         return 0
-    raise UsageError(
-        f"this machine has {local_size} ranks, and rank {local_rank} of them sees {visible} GPUs",
-        fix="one GPU for each rank: srun --gpus-per-task=1, or all of them to all",
-    )
+    raise refusal("world.gpus", ranks=local_size, rank=local_rank, visible=visible)
 
 
 def init_process_group(world: DistributedWorld, *, deepspeed: bool) -> None:
@@ -167,9 +165,8 @@ def assert_same_on_all_ranks(what: str, mine: str, *, fix: str = STALE_FOLDER) -
     gathered = all_gather_object(mine)
     other = next((rank for rank, value in enumerate(gathered) if value != gathered[0]), None)
     if other is not None:
-        raise ToolError(
-            f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}", fix=fix
-        )
+        values = f"{gathered[0]} on rank 0, {gathered[other]} on rank {other}"
+        raise ToolError(f"the ranks differ in their {what}: {values}", fix=fix)
 
 
 def acquire_lock(path: Path, waiting: Callable[[], None], *, seconds: float = 3.0) -> AbstractContextManager[Any]:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsrun.engine_options import OPTIMIZER_ONLY, offloaded_to
-from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.refusals import refuse
 from dsrun.zero.ops import stage_of
 
 ModelTask = Literal["seq2seq", "causal-lm"]
@@ -32,13 +32,7 @@ class Given:
 
     def check(self, spec: TrainSpec) -> None:
         """Raise UsageError for settings that do not go with what is given."""
-        if self.rows and has_data(spec):
-            raise UsageError("Trainer has rows, and its settings name data too", fix="leave one out")
-        if self.is_built and spec.task == "dpo" and not spec.lora:
-            raise UsageError(
-                "task='dpo' needs the model twice, once to be trained and once as the reference",
-                fix="give Trainer a function that builds it, with its config=, or lora=RANK",
-            )
+        refuse("given", rows=self.rows, has_data=has_data(spec), is_built=self.is_built, spec=spec)
 
 
 NOTHING = Given()

@@ -16,6 +16,7 @@ from dsrun.plugin import API_VERSION, Example, MeanOver, Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile, find_plugin, search_path, shown
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.rank_context import cause_of
+from dsrun.train.base.refusals import refuse
 
 PluginRow = dict[str, Any]
 
@@ -120,9 +121,8 @@ class LoadedPlugin:
         """Raise UsageError for what a method has returned."""
         code = getattr(type(self.plugin), method).__code__
         place = f"{shown(Path(code.co_filename))}:{code.co_firstlineno}"
-        raise UsageError(
-            f"--plugin {self.file.named}: {method}() at {place} returned {_kind(found)}; it must return {wanted}"
-        )
+        what = f"{method}() at {place} returned {_kind(found)}; it must return {wanted}"
+        raise UsageError(f"--plugin {self.file.named}: {what}")
 
 
 def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
@@ -137,40 +137,17 @@ def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
         kind = getattr(import_module(file.module), file.class_name)
     except Exception as error:
         _raise(f"--plugin {named}: importing it failed", error, file)
-    if not (isinstance(kind, type) and issubclass(kind, Plugin)):
-        raise UsageError(
-            f"--plugin {named}: {file.class_name} in {shown(file.path)} is not a dsrun.plugin.Plugin",
-            fix=f"class {file.class_name}(Plugin)",
-        )
-    version = getattr(kind, "api_version", None)
-    if version != API_VERSION:
-        states, fix = "does not state its api_version", f"api_version = {API_VERSION} in the class"
-        if version is not None:
-            states = f"is written for api_version {version!r}, and this dsrun has {API_VERSION}"
-            fix = "install the dsrun that it is written for"
-        raise UsageError(f"--plugin {named}: {file.class_name} in {shown(file.path)} {states}", fix=fix)
+    is_plugin, version = isinstance(kind, type) and issubclass(kind, Plugin), getattr(kind, "api_version", None)
+    names = {"named": named, "own": file.class_name, "where": shown(file.path), "ours": API_VERSION}
+    refuse("plugin_class", **names, is_plugin=is_plugin, version=version)
     try:
         found = LoadedPlugin(kind(), file)
     except Exception as error:
         _raise(f"--plugin {named}: {file.class_name}() failed", error, file)
-    _check_attributes(found)
-    if spec.task in ("dpo", "distill") and found.has("loss"):
-        what = f"--plugin {named} has a loss of its own, and so has --task {spec.task}"
-        raise UsageError(what, fix="leave out one of them")
+    plugin, means = found.plugin, get_args(MeanOver)
+    is_tuple = isinstance(plugin.metric_names, tuple)
+    refuse("plugin", plugin=plugin, named=named, has=found.has, is_tuple=is_tuple, spec=spec, means=means)
     return found
-
-
-def _check_attributes(found: LoadedPlugin) -> None:
-    plugin, named = found.plugin, found.file.named
-    if plugin.mean_over not in get_args(MeanOver):
-        raise UsageError(
-            f"--plugin {named}: mean_over is {plugin.mean_over!r}", fix=f"use one of {', '.join(get_args(MeanOver))}"
-        )
-    names = plugin.metric_names
-    if not isinstance(names, tuple) or found.has("metrics") != bool(names):
-        raise UsageError(
-            f"--plugin {named}: metric_names is {names!r}", fix="the names of what metrics() returns, as a tuple"
-        )
 
 
 def _raise(what: str, error: Exception, file: PluginFile, more: str = "") -> NoReturn:

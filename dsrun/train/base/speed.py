@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from transformers.utils import is_liger_kernel_available
 
-from dsrun.errors import UsageError
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.hardware.gpu_facts import AMPERE
 from dsrun.train.base.console import Internal
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.zero.generate.config import ADAMW_OF_TORCH
+from dsrun.train.base.refusals import refuse
 from dsrun.zero.ops import stage_of
 
 SpeedMode = Literal["auto", "safe"]
@@ -59,8 +59,16 @@ def facts_of(plan: TrainingPlan) -> SpeedFacts:
 
 
 def choices(facts: SpeedFacts) -> tuple[SpeedChoice, ...]:
-    """Every choice in the order in which it is printed. Raises UsageError for a compilation that would not work."""
-    return (_tf32(facts), _liger(facts), _fused_adamw(facts), _compile(facts))
+    """Every choice of speed.toml, in its order. Raises UsageError for a compilation that would not work."""
+    names = vars(facts) | {
+        "deepspeed": facts.deepspeed or {},
+        "compiles": compiles(facts.given, facts.deepspeed),
+        "deep": deep_compiles(facts.deepspeed),
+        "AMPERE": AMPERE,
+    }
+    flag = next((each for each in COMPILE_FLAGS if facts.given.get(each)), None)
+    refuse("compile", **names, flag=flag, stage=stage_of(dict(names["deepspeed"])))
+    return tuple(_chosen(each, names) for each in toml_beside(__file__)["choices"])
 
 
 def values(facts: SpeedFacts) -> dict[str, Any]:
@@ -103,67 +111,12 @@ def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
     return isinstance(block, dict) and bool(block.get("deepcompile"))
 
 
-def _tf32(facts: SpeedFacts) -> SpeedChoice:
-    refuse, able = "--tf32 false", facts.capability >= AMPERE
-    if "tf32" in facts.given:
-        on = bool(facts.given["tf32"])
-        return SpeedChoice(name="TF32", applied=on, reason="as --tf32 says", refuse=refuse, values={})
-    if facts.device != "cuda":
-        return SpeedChoice(name="TF32", applied=False, reason="no GPU", refuse=refuse, values={})
-    on = able and facts.mode == "auto"
-    why = "fp32 products on Ampere and newer" if on else _why_not(facts, "the GPU is older than Ampere")
-    return SpeedChoice(name="TF32", applied=on, reason=why, refuse=refuse, values={"tf32": on})
-
-
-def _liger(facts: SpeedFacts) -> SpeedChoice:
-    name, refuse = "Liger kernels", "--use_liger_kernel false"
-    if "use_liger_kernel" in facts.given:
-        on = bool(facts.given["use_liger_kernel"])
-        return SpeedChoice(name=name, applied=on, reason="as --use_liger_kernel says", refuse=refuse, values={})
-    if facts.device != "cuda":
-        return SpeedChoice(name=name, applied=False, reason="no GPU", refuse=refuse, values={})
-    smoothed = bool(facts.given.get("label_smoothing_factor"))
-    on = facts.liger and facts.mode == "auto" and not smoothed
-    missing = "its fused loss knows no label smoothing" if smoothed else "liger-kernel is not installed"
-    why = "fused layers and loss" if on else _why_not(facts, missing)
-    return SpeedChoice(name=name, applied=on, reason=why, refuse=refuse, values={"use_liger_kernel": on})
-
-
-def _fused_adamw(facts: SpeedFacts) -> SpeedChoice:
-    plain, fused = ADAMW_OF_TORCH
-    name, refuse = "fused AdamW", f"--optim {plain}"
-    if (facts.deepspeed or {}).get("optimizer"):
-        return SpeedChoice(name=name, applied=False, reason="DeepSpeed's own optimizer steps", refuse=refuse, values={})
-    if "optim" in facts.given:
-        on = facts.given["optim"] == fused
-        return SpeedChoice(name=name, applied=on, reason="as --optim says", refuse=refuse, values={})
-    on = facts.mode == "auto"
-    why = "one kernel per step" if on else _why_not(facts, "")
-    return SpeedChoice(name=name, applied=on, reason=why, refuse=refuse, values={"optim": fused if on else plain})
-
-
-def _compile(facts: SpeedFacts) -> SpeedChoice:
-    name, refuse, deep = "torch.compile", "--torch_compile false", deep_compiles(facts.deepspeed)
-    if not compiles(facts.given, facts.deepspeed):
-        why = "compiling takes minutes, again for other lengths; --torch_compile true asks for it"
-        why = "as --torch_compile says" if facts.given.get("torch_compile") is False else why
-        return SpeedChoice(name=name, applied=False, reason=why, refuse=refuse, values={})
-    if deep and facts.device != "cuda":
-        raise UsageError(
-            "compile.deepcompile: DeepSpeed has this operation for CUDA alone, and this run is on CPUs",
-            fix="remove the key from the --deepspeed file",
-        )
-    if deep:
-        why = "DeepCompile schedules ZeRO's communication, as the --deepspeed file says"
-        return SpeedChoice(name="DeepCompile", applied=True, reason=why, refuse=refuse, values={"torch_compile": True})
-    if stage_of(dict(facts.deepspeed or {})) == 3:
-        given = next(each for each in COMPILE_FLAGS if facts.given.get(each))
-        raise UsageError(
-            f"--{given}: torch.compile does not see how ZeRO-3 gathers parameters, and breaks its graphs there",
-            fix='use --zero 2, or on GPUs a --deepspeed file with "compile": {"deepcompile": true}',
-        )
-    return SpeedChoice(name=name, applied=True, reason="each repeated block, as asked", refuse=refuse, values={})
-
-
-def _why_not(facts: SpeedFacts, otherwise: str) -> str:
-    return "--speed safe" if facts.mode == "safe" else otherwise
+def _chosen(choice: dict[str, Any], names: Mapping[str, Any]) -> SpeedChoice:
+    rule = next(each for each in choice["rules"] if evaluate(each["when"], names))
+    return SpeedChoice(
+        name=rule.get("name", choice["name"]),
+        applied=bool(evaluate(rule.get("applied", "False"), names)),
+        reason=rule["reason"],
+        refuse=choice["refuse"],
+        values=rule.get("values", {}),
+    )

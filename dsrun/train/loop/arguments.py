@@ -146,10 +146,8 @@ def _check_metric(
     known += tuple(f"{name}_{each}" for name in sets if name for each in known)
     if metric is None or str(metric).removeprefix("eval_") in known:
         return
-    raise UsageError(
-        f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}",
-        fix=did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}"),
-    )
+    fix = did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}")
+    raise UsageError(f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}", fix=fix)
 
 
 def text_metrics_of(name: str) -> set[str]:

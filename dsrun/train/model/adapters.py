@@ -15,6 +15,7 @@ from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.model.load import AUTO_CLASS
 
 logger = logging.getLogger(__name__)
@@ -51,19 +52,9 @@ def add_lora(
     tokens = _embeddings(model) if new_tokens else []
     if set(tokens) <= set(spec.lora_modules_to_save):
         tokens = []  # saved, and trained, whole
-    if tokens and sharded:
-        # TrainableTokensLayer reads rows of the embedding itself, where ZeRO-3 has left it in shards.
-        raise UsageError(
-            f"--lora: the tokenizer has {len(new_tokens):,} new tokens, and peft cannot train single rows under ZeRO-3",
-            fix=f"--zero 2, or --lora-modules-to-save {' '.join(tokens)}",
-        )
-    if tokens and getattr(model.get_output_embeddings(), "bias", None) is not None:
-        # TrainableTokensLayer.forward_adapters leaves the bias of the layer out (peft 0.21).
-        raise UsageError(
-            f"--lora: the tokenizer has {len(new_tokens):,} new tokens, and peft cannot train single rows of an output "
-            "layer with a bias",
-            fix=f"--lora-modules-to-save {' '.join(tokens)}",
-        )
+    if tokens:
+        bias = getattr(model.get_output_embeddings(), "bias", None)
+        refuse("lora_rows", count=len(new_tokens), whole=" ".join(tokens), sharded=sharded, bias=bias)
     kind = getattr(model.config, "model_type", None)
     config = LoraConfig(
         r=spec.lora,
@@ -125,20 +116,16 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
             if name == ALL_LINEAR or any(each == name or each.endswith(f".{name}") for each in found):
                 continue
             only_linear = flag == "--lora-targets"
-            raise UsageError(
-                f"{flag} {' '.join(names)}: this model has no module {name}",
-                fix=f"its {'linear layers' if only_linear else 'modules'} are {_last_names(model, only_linear)}",
-            )
+            what, known = "linear layers" if only_linear else "modules", _last_names(model, only_linear)
+            given = " ".join(names)
+            raise refusal("lora.no_module", flag=flag, given=given, name=name, what=what, known=known)
     fused = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
     for name in spec.lora_target_parameters:
         if not any(f".{each}".endswith(f".{name}") for each, _ in model.named_parameters()):
-            ends = sorted({".".join(each.split(".")[-3:]) for each in fused})
-            raise UsageError(
-                f"--lora-target-parameters {name}: no parameter of this model has such a name",
-                fix=f"those of its fused experts are {', '.join(ends)}"
-                if ends
-                else "leave it out: it has no fused experts",
-            )
+            ends = ", ".join(sorted({".".join(each.split(".")[-3:]) for each in fused}))
+            fix = f"those of its fused experts are {ends}" if ends else "leave it out: it has no fused experts"
+            what = f"--lora-target-parameters {name}: no parameter of this model has such a name"
+            raise UsageError(what, fix=fix)
 
 
 def _shape(parameter: Any) -> tuple[int, ...]:

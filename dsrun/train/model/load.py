@@ -22,7 +22,7 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from dsrun.errors import MissingError, UsageError, one_line
+from dsrun.errors import DsrunError, MissingError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import chain, refused, unreachable
 from dsrun.models.families import family_of, other_models
@@ -39,6 +39,7 @@ from dsrun.recipe.preflight.model_folder import (
 )
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
+from dsrun.train.base.refusals import refusal
 from dsrun.train.model.config_values import with_values
 from dsrun.train.model.quantization import elements
 from dsrun.train.model.text_part import text_config
@@ -154,10 +155,7 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
     try:
         model.resize_position_embeddings(length)
     except NotImplementedError as error:
-        raise UsageError(
-            f"--resize-position-embeddings: the positions of {model.config.model_type} models cannot be resized",
-            fix=f"--max-source-length {known}",
-        ) from error
+        raise refusal("model.positions", kind=model.config.model_type, known=known) from error
     return f"the model was stretched from {known:,} to {length:,} positions"
 
 
@@ -200,17 +198,14 @@ def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
         first = one_line(error)
-        refused = refused_attention(options.get("attn_implementation"), name, first)
-        if refused:
-            raise refused from error
+        if kernel := refused_attention(options.get("attn_implementation"), name, first):
+            raise kernel from error
         absent = None if is_path(folder) else not_fetched(f"{what} {name}", error, instead=f"--{what} DIR")
         if absent:
             raise absent from error
         if "config" in options and not isinstance(error, OSError) and (refused := refused_values(spec, error)):
             raise refused from error
-        raise UsageError(
-            f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
-        ) from error
+        raise refusal("model.not_loaded", what=what, name=name, first=first) from error
     except (UnpicklingError, RecursionError) as error:
         logger.exception("loading %s %s failed", what, name)
         # torch's own advice is to set weights_only=False.
@@ -220,14 +215,11 @@ def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any)
         raise MissingError(f"{what} {name!r} needs a package: {one_line(error)}") from error
 
 
-def refused_attention(requested: str | None, name: str, first: str) -> UsageError | None:
+def refused_attention(requested: str | None, name: str, first: str) -> DsrunError | None:
     """The error where `first`, transformers' message, is about the attention kernel that was asked for."""
     if not requested or not ("attn_implementation" in first or "Attention" in first):
         return None
-    return UsageError(
-        f"--attn-implementation {requested}: {name!r} cannot use it: {first.partition('. ')[0]}",
-        fix="leave it out: the fastest that works is taken",
-    )
+    return refusal("model.attention", requested=requested, name=name, why=first.partition(". ")[0])
 
 
 def refused_values(spec: TrainSpec, error: Exception) -> UsageError | None:

@@ -10,6 +10,7 @@ from transformers import Trainer
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.parsed_value import pattern_and_rate
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.base.refusals import refusal
 
 # What peft puts before the names of a model's modules.
 _PEFT = "base_model.model."
@@ -130,10 +131,7 @@ def _depths(model: Any, names: list[str]) -> dict[str, int]:
     """How many layers each parameter lies below what follows the layers."""
     stacks = _stacks(model)
     if not stacks:
-        raise UsageError(
-            f"--layer-lr-decay: {type(model).__name__} has no list of layers to count",
-            fix="--lr-for PATTERN=RATE sets the rates of its modules by name",
-        )
+        raise refusal("model.no_layers", kind=type(model).__name__)
     # By what they are or are called: BART's norm of the embeddings comes after the layers in the list of its modules.
     embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     depths = {}

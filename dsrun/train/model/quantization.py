@@ -16,13 +16,10 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.zero.ops import stage_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-FP8_CAPABILITY = (8, 9)
-# torchao/float8/float8_linear.py saves weight.t() for the backward pass.
-UNSHARDED = "torchao keeps each gathered weight until the backward pass, so ZeRO-3 would hold the whole model"
-BITS = {"4bit": 4, "8bit": 8}
 
 
 def quantization_config(spec: TrainSpec, precision: TrainingPrecision) -> Any:
@@ -46,26 +43,9 @@ def check_quantization(spec: TrainSpec, config: Any, deepspeed: dict[str, Any] |
     alone tell has been refused before (checks.toml)."""
     if spec.quantization is None:
         return
-    where = f"--quantization {spec.quantization}"
-    if spec.from_scratch:
-        raise UsageError(
-            f"{where}: {spec.model} is initialised anew, and only trained weights can be quantised",
-            fix="name a trained model with --model",
-        )
-    if getattr(config, "quantization_config", None):
-        raise UsageError(
-            f"{where}: the weights of {spec.model} are quantised already, and adapters are merged into whole ones",
-            fix="--model with the model that it was made from",
-        )
-    if stage_of(deepspeed) == 3:
-        zero = (deepspeed or {})["zero_optimization"]
-        if spec.quantization == "8bit":
-            raise UsageError(f"{where}: ZeRO-3 cannot shard integers", fix="--quantization 4bit, or ZeRO-2")
-        if zero.get("offload_param", {}).get("device", "none") != "none":
-            raise UsageError(
-                f"{where}: offloaded parameters would leave their scales on the GPU",
-                fix="remove offload_param from the DeepSpeed configuration",
-            )
+    known = getattr(config, "quantization_config", None)
+    zero = (deepspeed or {}).get("zero_optimization", {})
+    refuse("quantization", spec=spec, known=known, zero=zero, stage=stage_of(deepspeed))
 
 
 def check_quantized(model: Any, spec: TrainSpec) -> str:
@@ -76,21 +56,12 @@ def check_quantized(model: Any, spec: TrainSpec) -> str:
     for name in spec.lora_modules_to_save:
         hit = next((each for each in quantized if each == name or each.endswith(f".{name}")), None)
         if hit:
-            raise UsageError(
-                f"--lora-modules-to-save {name}: {hit} is quantised, and cannot be trained whole",
-                fix=f"--lora-targets {name} trains adapters on it",
-            )
+            raise refusal("quantized.trained_whole", name=name, hit=hit)
     if any(each.ndim == 3 and each.is_floating_point() for each in model.parameters()):
-        raise UsageError(
-            f"--quantization {spec.quantization}: the experts of {model.config.model_type} models are no linear layers,"
-            " so bitsandbytes would leave them, most of the model, as they are",
-            fix="leave it out: --zero 3 shards them",
-        )
-    held = sum(model.get_submodule(name).weight.numel() for name in quantized)
-    if spec.quantization == "4bit":
-        held = sum(elements(model.get_submodule(name).weight) for name in quantized)
+        raise refusal("quantized.experts", spec=spec, kind=model.config.model_type)
+    held = sum(elements(model.get_submodule(name).weight) for name in quantized)
     total = sum(elements(each) for each in model.parameters())
-    return f"{held / total:.0%} of the weights are held in {BITS[spec.quantization or '8bit']} bits"
+    return f"{held / total:.0%} of the weights are held in {str(spec.quantization).removesuffix('bit')} bits"
 
 
 def keep_codes(model: Any) -> None:
@@ -107,15 +78,7 @@ def check_fp8(spec: TrainSpec, precision: TrainingPrecision, deepspeed: dict[str
     if not spec.fp8:
         return
     capability = torch.cuda.get_device_capability() if device == "cuda" else None
-    if capability is None or capability < FP8_CAPABILITY:
-        here = "there is no GPU here" if capability is None else f"this GPU's is {capability[0]}.{capability[1]}"
-        raise UsageError(
-            f"--fp8: FP8 needs a GPU of compute capability 8.9 (Ada, Hopper) or above, and {here}", fix="leave it out"
-        )
-    if precision != "bf16":
-        raise UsageError(f"--fp8: what is not in FP8 is in bf16, and this run trains in {precision}", fix="use --bf16")
-    if stage_of(deepspeed) == 3:
-        raise UsageError(f"--fp8: {UNSHARDED}", fix="use ZeRO-2")
+    refuse("fp8", capability=capability, precision=precision, stage=stage_of(deepspeed))
 
 
 def convert_to_fp8(model: Any, *, emulate: bool = False) -> str:
