@@ -1,16 +1,19 @@
 """Direct preference optimization (Rafailov et al. 2023): the model comes to prefer the chosen answers by more than the
 reference does, the model as it was."""
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import logsigmoid
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.loss.cross_entropy import token_cross_entropy
-from dsrun.train.loss.preference import DIVERGENCES, LOSSES, AnswerPairs
 from dsrun.train.loss.protocol import Loss, PreferenceInputs
 from dsrun.train.loss.reference import AdaptersOff, FrozenModel
 
@@ -20,6 +23,39 @@ _OF_PAIRS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies",
 _SUMS = len(_OF_PAIRS) + 3
 METRICS = (*_OF_PAIRS[1:], "rewards/margins")
 """What is logged beside the loss; the names are those of TRL."""
+
+_FORMULAS: dict[str, dict[str, str]] = toml_beside(__file__)
+LOSSES, DIVERGENCES = _FORMULAS["losses"], _FORMULAS["divergences"]
+# Where filler goes in an order of pairs: to the end.
+_LAST = 1e30
+
+
+def logistic(margin: torch.Tensor, swapped: float = 0.0) -> torch.Tensor:
+    """-log σ, with a share of pairs taken to be labelled the wrong way round (conservative DPO, Mitchell 2023)."""
+    return -(1 - swapped) * logsigmoid(margin) - swapped * logsigmoid(-margin)
+
+
+def ordered(upper: torch.Tensor, lower: torch.Tensor, *, real: torch.Tensor) -> torch.Tensor:
+    """Of each pair by how much its `upper` exceeds the `lower` of the same place in the micro batch's order; those that
+    are not `real` are filler."""
+    values, order = upper.where(real, _LAST).sort()
+    return (values - lower.where(real, _LAST).sort().values)[order.argsort()]
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "logistic": logistic, "logsigmoid": logsigmoid, "sigmoid": torch.sigmoid, "relu": torch.relu, "exp": torch.exp,
+    "log": math.log, "log1p": math.log1p,
+}  # fmt: skip
+
+
+def pair_losses(spec: TrainSpec, *, real: torch.Tensor, **values: torch.Tensor) -> torch.Tensor:
+    """The loss of each pair [pairs], from the `values` that dpo.toml names; `real` [pairs] is no filler."""
+    terms = {**_FORMULAS["terms"], "scores": DIVERGENCES[spec.dpo_divergence]}
+    settings = {"beta": spec.dpo_beta, "swapped": spec.dpo_label_smoothing, "ordered": partial(ordered, real=real)}
+    losses: torch.Tensor = evaluate(
+        LOSSES[spec.dpo_loss], SubjectNames(None, terms, **_FUNCTIONS, **settings, **values)
+    )
+    return losses
 
 
 def without_dropout(model: nn.Module) -> None:
@@ -103,12 +139,10 @@ class DpoLoss(Loss):
         outputs = model(**read)
         now = log_probabilities(outputs["logits"], labels).view(-1, self.rows)
         is_pair = self._is_pair(labels)
-        ratios = now - before
         tokens = labels.ne(IGNORED).sum(1).view(-1, self.rows)
-        beta, swapped = self.spec.dpo_beta, self.spec.dpo_label_smoothing
-        rewards = beta * ratios
-        pairs = AnswerPairs(now, before, DIVERGENCES[self.spec.dpo_divergence](ratios), tokens, is_pair)
-        losses = LOSSES[self.spec.dpo_loss](pairs, rewards, beta, swapped).where(is_pair, 0.0)
+        values = {"now": now, "before": before, "tokens": tokens, "ratios": now - before}
+        values["rewards"] = rewards = self.spec.dpo_beta * values["ratios"]
+        losses = pair_losses(self.spec, real=is_pair, **values).where(is_pair, 0.0)
         entropy = -now[:, 0].where(is_pair, 0.0)
         shown = [losses, *rewards.unbind(1), (rewards[:, 0] > rewards[:, 1]).float(), *now.unbind(1), is_pair.float()]
         shown = torch.stack([*shown, entropy, self._chosen_tokens(labels).float()])

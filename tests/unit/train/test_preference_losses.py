@@ -14,8 +14,7 @@ from dsrun.recipe.flags import own_flags
 from dsrun.recipe.recipe import Recipe, validate
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.preferences import PreferenceCollator
-from dsrun.train.loss.dpo import DpoLoss
-from dsrun.train.loss.preference import DIVERGENCES, LOSSES
+from dsrun.train.loss.dpo import DIVERGENCES, LOSSES, DpoLoss
 from dsrun.train.loss.reference import FrozenModel
 
 IGNORED = -100
