@@ -74,14 +74,8 @@ def _driver() -> str:
 # What must be the same on all nodes, and what should be. NCCL's versions do not talk to one another, torch's and
 # DeepSpeed's may call collectives in another order, and dsrun's supervisors refuse each other.
 COMPARED: dict[str, Literal["error", "warning"]] = {
-    "torch": "error",
-    "nccl": "error",
-    "deepspeed": "error",
-    "dsrun": "error",
-    "python": "warning",
-    "wheel": "warning",
-    "driver": "warning",
-    "gpus": "warning",
+    **dict.fromkeys(("torch", "nccl", "deepspeed", "dsrun"), "error"),
+    **dict.fromkeys(("python", "wheel", "driver", "gpus"), "warning"),
 }
 
 

@@ -37,6 +37,7 @@ class CollectiveVerdict:
 
 
 def judge(seen: CollectiveObservations) -> CollectiveVerdict:
+    facts = {member.facts.host: member.facts for member in seen.members.values()}
     judged = [
         *_members(seen),
         *_own_checks(seen),
@@ -44,7 +45,7 @@ def judge(seen: CollectiveObservations) -> CollectiveVerdict:
         *_ranks(seen),
         *_values(seen),
         *_speed(seen),
-        *_differences(seen),
+        *differences(facts, {member.facts.host: member.ahead_s for member in seen.members.values()}),
     ]
     if {member.device for member in seen.members.values()} == {"cpu"}:
         fixes = text_table("of_cpus")  # without advice about GPUs
@@ -263,12 +264,6 @@ def slower_in_pairs(times: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 def _percent(factor: float) -> str:
     return f"{(factor - 1) * 100:.0f}%"
-
-
-def _differences(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
-    facts = {member.facts.host: member.facts for member in seen.members.values()}
-    skew = {member.facts.host: member.ahead_s for member in seen.members.values()}
-    yield from differences(facts, skew)
 
 
 def names(findings: Iterable[Finding], where: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What the test has seen: members, connections, and how each phase went on each rank. Plain values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from dsrun.collectives.facts import NodeFacts
@@ -47,8 +47,7 @@ class RankResult:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Self:
         """From a rank program's answer."""
-        known = ("state", "at", "cancelled", "signal", "error", "compute_s", "flop", "measured", "wrong")
-        return cls(**{name: message[name] for name in known if name in message})
+        return cls(**{each.name: message[each.name] for each in fields(cls) if each.name in message})
 
     @property
     def stage(self) -> int:

@@ -177,21 +177,22 @@ def _print_header(
     how = f"{parameters:,} parameters" + _origin(plan)
     if trainable != parameters:
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
+    batch, faster = [], []
+    if "train" in plan.phases:
+        batch = [("batch", plan.batch.sentence(plan.world.rank_name))]
+        batch += [("packing", each) for each in batching.sentences(plan.world.ranks_named)]
+        faster = [("speed", each) for each in speed.lines(speed.choices(speed.facts_of(plan)))]
     rows = [
         ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
         ("task", plan.objective),
         ("parallel", plan.parallel),
+        *batch,
         ("precision", plan.precision),
+        *faster,
         *data,
+        *([("plugin", plan.plugin.identity)] if plan.plugin else []),
         ("output", str(run.folder.path)),
     ]
-    if plan.plugin:
-        rows.insert(-1, ("plugin", plan.plugin.identity))
-    if "train" in plan.phases:
-        rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
-        rows[4:4] = [("packing", each) for each in batching.sentences(plan.world.ranks_named)]
-        after = rows.index(("precision", plan.precision)) + 1
-        rows[after:after] = [("speed", each) for each in speed.lines(speed.choices(speed.facts_of(plan)))]
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]

@@ -16,7 +16,6 @@ from dsrun.train.card.write_card import CardFacts, write_cards
 from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions
-from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.recording import format_metrics
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
@@ -53,15 +52,9 @@ class FinalResults:
     predictions: list[Path]
 
 
-def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> FinalResults | None:
-    """The final evaluation and, with --do-predict, the test split; None where the ranks were asked to stop in it."""
-    try:
-        return _results(run, trainer)
-    except EvaluationLeftError:
-        return None
-
-
-def _results(run: PreparedRun, trainer: RunTrainer) -> FinalResults:
+def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> FinalResults:
+    """The final evaluation and, with --do-predict, the test split. Raises EvaluationLeftError where the ranks were
+    asked to stop in it."""
     console, plan, data = run.console, run.plan, run.data
     results = FinalResults({}, [])
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):

@@ -23,6 +23,7 @@ from dsrun.train.decide_plan import decide_run, in_tokens, saved_batch
 from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
 from dsrun.train.loop.build_trainer import PreparedRun
 from dsrun.train.loop.engine import prepare_engine
+from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan
 
@@ -120,8 +121,9 @@ class BegunRun:
             save_model(parts, trainer)
         # No checkpoint can be made of the last step's state once the best weights are in its place.
         trainer.may_leave_evaluation = not training or trainer.is_saved or not trainer.args.load_best_model_at_end
-        results = evaluate_and_predict(parts, trainer)
-        if results is None:
+        try:
+            results = evaluate_and_predict(parts, trainer)
+        except EvaluationLeftError:
             if training:
                 trainer.save_present()
             self._leave()

@@ -8,14 +8,10 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.refusals import Refusals
 from dsrun.system.files import parse_json, read_bytes
 
-NEITHER = "which is neither a causal LM nor a seq2seq model of text"
-CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"
-BOTH_WAYS = "which reads text in both directions: as a causal LM it would see the tokens that it is to predict"
-NOT_CAUSAL = "and DPO trains causal language models"
-CHOOSE_FOR_DPO = "choose a causal LM (Llama, Qwen …)"
-CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
+refused_kind = Refusals(__file__).error
 
 
 def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> None:
@@ -43,11 +39,11 @@ def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> 
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and not is_trained(config) and "auto_map" not in config:
-        raise UsageError(f"{flag} {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
+        raise refused_kind("kind.neither", what=f"{flag} {name}", kind=kind)
     if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.config_override:
-        raise UsageError(f"{flag} {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
+        raise refused_kind("kind.both_ways", what=f"{flag} {name}", kind=kind)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
-        raise UsageError(f"--task dpo: {flag} {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
+        raise refused_kind("kind.dpo", what=f"{flag} {name}", kind=kind)
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments, Trainer, get_scheduler
 from transformers.utils import is_liger_kernel_available
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import ENGINE_OPTIMIZERS, FIXED
 from dsrun.recipe.trackers import trackers
@@ -41,7 +42,7 @@ SOME_STEPS = 10**6
 def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any:
     """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults. `validation` are the
     rows to evaluate on, None without any."""
-    recipe, world = plan.recipe, plan.world
+    recipe = plan.recipe
     given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
     if given.get("optim") in ENGINE_OPTIMIZERS:
         del given["optim"]
@@ -53,25 +54,8 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
         # `auto` saves by the clock, and leaves the last save to the Trainer, which saves at the last step under the
         # strategy `steps` alone (DefaultFlowCallback).
         values |= {"save_strategy": "steps", "save_steps": NEVER if spec.save_every == "auto" else int(spec.save_every)}
-    values |= {
-        "output_dir": str(run),
-        "per_device_train_batch_size": plan.batch.micro_batch,
-        "gradient_accumulation_steps": plan.batch.accumulation,
-        "bf16": plan.precision == "bf16",
-        "fp16": plan.precision == "fp16",
-        "use_cpu": world.device == "cpu",
-        "deepspeed": plan.deepspeed,
-        "disable_tqdm": True,
-        # The Trainer would drop what forward() does not name, such as rejected_ids and source_text.
-        "remove_unused_columns": False,
-        "label_names": ["labels"],
-        "report_to": trackers(recipe) or "none",
-        "do_train": "train" in plan.phases,
-        # dsrun pushes the final model itself; the Trainer would upload the run folder, and pickle the token.
-        "push_to_hub": False,
-        "hub_token": None,
-    }
-    if world.device == "cpu" and plan.deepspeed is None:
+    values |= _evaluated("decided", plan, folder=str(run), trackers=trackers(recipe))
+    if plan.world.device == "cpu" and plan.deepspeed is None:
         # Without it accelerate takes MPI on CPUs where torch was built with it (state.py).
         values["ddp_backend"] = "gloo"
     if spec.num_beams:
@@ -88,20 +72,16 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     return arguments
 
 
+def _evaluated(table: str, plan: TrainingPlan, **names: Any) -> dict[str, Any]:
+    known = SubjectNames(plan, {}, **names)
+    return {name: evaluate(expression, known) for name, expression in toml_beside(__file__)[table].items()}
+
+
 def _defaults(plan: TrainingPlan, run: Path, has_validation: bool) -> dict[str, Any]:
-    workers = loader_workers(plan.world)
-    values: dict[str, Any] = {
-        **FIXED,
-        "run_name": run.name,
-        "per_device_eval_batch_size": max(8, plan.batch.micro_batch),
-        "predict_with_generate": plan.task == "seq2seq" or bool(plan.plugin and plan.plugin.has("metrics")),
-        "do_eval": has_validation,
-        "dataloader_num_workers": workers,
-        "dataloader_persistent_workers": workers > 0,
-    }
+    names = {"run": run, "has_validation": has_validation, "workers": loader_workers(plan.world)}
     facts = speed.facts_of(plan)
     os.environ.update(speed.environment(facts))
-    return values | speed.values(facts)
+    return {**FIXED, **_evaluated("defaults", plan, **names), **speed.values(facts)}
 
 
 def loader_workers(world: DistributedWorld) -> int:

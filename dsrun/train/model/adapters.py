@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.nn import Linear
 from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError, did_you_mean, one_line
@@ -71,7 +71,7 @@ def add_lora(
     )
     _check_modules(model, spec)
     outputs = model.get_output_embeddings()
-    inner = {name for name, module in model.named_modules() if _is_linear(module) and module is not outputs}
+    inner = [name for name, module in model.named_modules() if isinstance(module, Linear) and module is not outputs]
     try:
         adapted = get_peft_model(model, config, revision=spec.model_revision)
     except ValueError as error:
@@ -119,7 +119,11 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
             what, known = "linear layers" if only_linear else "modules", _last_names(model, only_linear)
             given = " ".join(names)
             raise refusal("lora.no_module", flag=flag, given=given, name=name, what=what, known=known)
-    fused = [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+    fused = [
+        name
+        for name, parameter in model.named_parameters()
+        if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
+    ]
     for name in spec.lora_target_parameters:
         if not any(f".{each}".endswith(f".{name}") for each, _ in model.named_parameters()):
             ends = ", ".join(sorted({".".join(each.split(".")[-3:]) for each in fused}))
@@ -128,19 +132,10 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
             raise UsageError(what, fix=fix)
 
 
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """Its shape, also where ZeRO-3 has left a shard of it here."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def _is_linear(module: Any) -> bool:
-    return isinstance(module, torch.nn.Linear)
-
-
 def _last_names(model: Any, only_linear: bool) -> str:
     """The last parts of the names of its modules with weights, which are the same in every layer."""
     weighty = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-    linear = {name for name, module in model.named_modules() if _is_linear(module)}
+    linear = {name for name, module in model.named_modules() if isinstance(module, Linear)}
     return ", ".join(sorted({name.rpartition(".")[2] for name in (linear if only_linear else weighty)}))
 
 

@@ -29,14 +29,7 @@ from dsrun.models.families import family_of, other_models
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.preflight.files import is_path
-from dsrun.recipe.preflight.model_folder import (
-    BOTH_WAYS,
-    CHOOSE_CAUSAL_LM,
-    CHOOSE_FOR_DPO,
-    CHOOSE_TEXT_MODEL,
-    NEITHER,
-    NOT_CAUSAL,
-)
+from dsrun.recipe.preflight.model_folder import refused_kind
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.refusals import refusal
@@ -115,23 +108,22 @@ def load_config(spec: TrainSpec) -> Any:
 
 def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:
     """The task the config's architecture is made for; `requested` is checked against what it can do."""
-    if family_of(config.model_type).reads_both_ways and not getattr(config, "is_decoder", False):
-        raise UsageError(f"{model} is a {config.model_type} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
-    known = config.model_type not in other_models()
-    able = [task for task, mapping in KNOWN.items() if known and type(config) in mapping]
+    kind = config.model_type
+    if family_of(kind).reads_both_ways and not getattr(config, "is_decoder", False):
+        raise refused_kind("kind.both_ways", what=model, kind=kind)
+    able = [task for task, mapping in KNOWN.items() if kind not in other_models() and type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested not in ("auto", "distill"):
         wanted: ModelTask = "seq2seq" if requested == "seq2seq" else "causal-lm"
         if wanted not in able and is_stock:
-            kind = f"{model} is a {config.model_type} model"
             if requested == "dpo":
-                raise UsageError(f"--task dpo: {kind}, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
+                raise refused_kind("kind.dpo", what=model, kind=kind)
             hint = f"use --task {able[0]}" if able else "choose another model"
-            raise UsageError(f"--task {requested}: {kind}, which cannot do that", fix=hint)
+            raise UsageError(f"--task {requested}: {model} is a {kind} model, which cannot do that", fix=hint)
         return wanted
     task: ModelTask = "seq2seq" if config.is_encoder_decoder else "causal-lm"
     if task not in able and is_stock:
-        raise UsageError(f"{model} is a {config.model_type} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
+        raise refused_kind("kind.neither", what=model, kind=kind)
     return task
 
 
