@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from dsrun.errors import one_line
@@ -50,13 +49,6 @@ def rank_environment(
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
-def _nameless_file() -> int:
-    """The descriptor of a temporary file of which nothing is left, however this process ends."""
-    descriptor, name = tempfile.mkstemp(prefix="dsrun-doctor-")
-    Path(name).unlink()
-    return descriptor
-
-
 class RankPrograms:
     """One program per rank of this machine; `answered` gets what they say, {"ended": why} as the last thing."""
 
@@ -65,7 +57,8 @@ class RankPrograms:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
         self._closing = False
-        self._logs = [_nameless_file() for _ in range(count)]
+        # Without names, so that nothing is left of them, however this process ends.
+        self._logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115  see close()
         for local, log in enumerate(self._logs):
             process = subprocess.Popen(
                 with_pdeathsig([sys.executable, "-m", PROGRAM], os.getpid()),
@@ -101,7 +94,7 @@ class RankPrograms:
             process.wait()
             thread.join()
         for log in self._logs:
-            os.close(log)
+            log.close()
 
     def _read(self, local: int) -> None:
         process = self._processes[local]
@@ -112,7 +105,7 @@ class RankPrograms:
             self._answered(local, {"ended": self._last_words(local, process.wait())})
 
     def _last_words(self, local: int, code: int) -> str:
-        log = self._logs[local]
+        log = self._logs[local].fileno()
         text = os.pread(log, _LOG_TAIL, max(0, os.fstat(log).st_size - _LOG_TAIL)).decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         last = one_line(Exception(lines[-1])) if lines else ""

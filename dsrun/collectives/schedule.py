@@ -34,11 +34,6 @@ class CollectivePhase:
     groups: tuple[tuple[CollectiveUnit, ...], ...]
 
     @property
-    def compute(self) -> bool:
-        """Whether each rank measures how fast it multiplies matrices."""
-        return self.kind == "alone"
-
-    @property
     def operations(self) -> tuple[str, ...]:
         return ("all_reduce",) if self.kind == "pairs" else OPERATIONS
 

@@ -59,11 +59,7 @@ class CollectiveLead:
             self._check_reach()
         fit = self._start_ranks(self._fit_members())
         self.seen.units = units_of((index, self.seen.host(index), self.seen.members[index].ranks) for index in fit)
-        rank = 0
-        for index in fit:
-            for local in range(self.seen.members[index].ranks):
-                self._local[rank] = (index, local)
-                rank += 1
+        self._local = dict(enumerate((index, own) for index in fit for own in range(self.seen.members[index].ranks)))
         if self.seen.units and 0 in fit:
             store = {"store": True, "host": self.place.host, "port": self.port}
             self.meeting.send(0, {"tasks": {"0": store}})
@@ -182,7 +178,7 @@ class CollectiveLead:
                     "group_rank": group_rank,
                     "group_size": len(ranks),
                     "operations": phase.operations,
-                    "compute": phase.compute,
+                    "compute": phase.kind == "alone",
                     "timeout_s": timeout_s,
                     "host": self.place.host,
                     "port": self.port,

@@ -16,7 +16,7 @@ from dsrun.train.base.refusals import refusal
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import LazyWeights
 from dsrun.train.export.whole import class_of
-from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model.load import auto_class
 from dsrun.train.model.text_part import find_whole, text_config
 
 TOKENS = 12
@@ -134,7 +134,3 @@ def read_config(folder: Path) -> Any:
         return text_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (ValueError, OSError) as error:
         raise UsageError(f"{folder}: its model is not known: {str(error).splitlines()[0]}") from error
-
-
-def auto_class(config: Any) -> Any:
-    return AUTO_CLASS["seq2seq" if config.is_encoder_decoder else "causal-lm"]

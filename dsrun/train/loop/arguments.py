@@ -19,7 +19,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.base import speed
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import distill, dpo
@@ -144,7 +144,7 @@ def check_arguments(
     """
     blocks = deepspeed or {}
     if deepspeed is not None:
-        _refuse_other_precision(arguments)
+        refuse("full_eval", arguments=arguments)
     if "optimizer" not in blocks:
         _try_optimizer(arguments, model, stage_of(deepspeed), notify)
     if "scheduler" not in blocks:
@@ -172,13 +172,6 @@ def as_usage_errors(what: str) -> Iterator[None]:
                 raise UsageError(f"{what}: {line}") from error
             raise
         raise refusal("arguments.hub", what=what, line=line) from error
-
-
-def _refuse_other_precision(arguments: Any) -> None:
-    """HfTrainerDeepSpeedConfig.trainer_config_process takes, say, fp16_full_eval for fp16."""
-    for name in ("bf16", "fp16"):
-        if getattr(arguments, f"{name}_full_eval") and not getattr(arguments, name):
-            raise refusal("arguments.full_eval", name=name)
 
 
 def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:

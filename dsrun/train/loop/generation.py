@@ -1,13 +1,13 @@
 """Text that a model generates in evaluation, each sample once on any number of ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from dsrun.plugin import Example
 from dsrun.train.base.labels import IGNORED
@@ -42,17 +42,6 @@ def padded(rows: Sequence[list[int]], fill: int, *, left: bool) -> tuple[torch.T
     return pad_sequence(ids, batch_first=True, padding_value=fill, padding_side=side), mask
 
 
-class _BeatEachToken(StoppingCriteria):
-    """Stops nothing: a long text of a large model may take longer than a rank may be silent."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat = beat
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._beat()
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
 @torch.no_grad()
 def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> list[str]:
     """What the model writes to the rows of `ids`, on all ranks alike; of a causal model what comes after them."""
@@ -60,11 +49,17 @@ def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: 
     positions = getattr(trainer.model.config, "max_position_embeddings", None)
     if is_causal and positions:
         options["max_new_tokens"] = max(1, min(options["max_new_tokens"], positions - ids.shape[1]))
+
+    def beat(tokens: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+        """Stops nothing: a long text of a large model may take longer than a rank may be silent."""
+        trainer.context.heart.beat()
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+
     # Chosen by chance, texts would differ from run to run, and draw from the random numbers of training.
     options |= {"num_beams": arguments.generation_num_beams, "do_sample": False}
     # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
     options["synced_gpus"] = trainer.is_zero3 and trainer.split.world_size > 1
-    options["stopping_criteria"] = StoppingCriteriaList([_BeatEachToken(trainer.context.heart.beat)])
+    options["stopping_criteria"] = StoppingCriteriaList([beat])
     given = {name: value for name, value in options.items() if value is not None}
     with trainer.compute_loss_context_manager():
         # The config says use_cache=False, for training (build_model.py): each token would cost a forward over all text.

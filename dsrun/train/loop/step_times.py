@@ -27,27 +27,6 @@ WARM_UP = 2
 _LOW = 0.25
 
 
-class WaitClock:
-    """Seconds that this process has been blocked in `Work.wait`, since it was installed."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def install(self) -> None:
-        """Once per process: every later wait counts."""
-        # A class of pybind11's, whose attribute may be replaced; c10d's own Python functions call it by this name.
-        wait = Work.wait
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return wait(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        Work.wait = timed
-
-
 class DeviceClock:
     """Seconds between two places in the device's queue of work, read when the device has passed them."""
 
@@ -86,11 +65,10 @@ class StepTimes(TrainerCallback):
     """
 
     def __init__(self, device: str, world_size: int, *, ddp: bool) -> None:
-        self._clock = WaitClock()
         self._device = DeviceClock() if device == "cuda" else None
         self._is_ddp = ddp and world_size > 1 and device != "cuda"
         if world_size > 1 and device != "cuda":
-            self._clock.install()
+            self._count_waits()
         self._windows = {name: deque[float](maxlen=REMEMBERED) for name in ("step", "data", "compute", "wait")}
         self._steps = self._stalls = 0
         self._stalled_s = 0.0
@@ -98,6 +76,20 @@ class StepTimes(TrainerCallback):
         self._data = self._waited = 0.0
         self._blocked_since: float | None = None
         self._hooks: list[Any] = []
+
+    def _count_waits(self) -> None:
+        """Have the seconds that this process is blocked in `Work.wait` count as waited."""
+        # A class of pybind11's, whose attribute may be replaced; c10d's own Python functions call it by this name.
+        wait = Work.wait
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return wait(*args, **kwargs)
+            finally:
+                self._waited += time.perf_counter() - began
+
+        Work.wait = timed
 
     def fetch(self, batches: Iterator[Any], count: int) -> list[Any]:
         """The next `count` of `batches`, whose time counts as data."""
@@ -171,12 +163,12 @@ class StepTimes(TrainerCallback):
 
     def _restart(self) -> None:
         self._began = time.perf_counter()
-        self._data, self._waited, self._clock.seconds = 0.0, 0.0, 0.0
+        self._data, self._waited = 0.0, 0.0
 
     def _add(self, step: float) -> None:
         data = min(self._data, step)
         if self._device is None:
-            waited = self._waited + self._clock.seconds
+            waited = self._waited
             known = {"compute": [max(0.0, step - data - waited)], "wait": [waited]}
         else:
             # Batches that are fetched while the device computes hold nobody up.

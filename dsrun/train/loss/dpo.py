@@ -24,6 +24,7 @@ _SUMS = len(_OF_PAIRS) + 3
 METRICS = (*_OF_PAIRS[1:], "rewards/margins")
 """What is logged beside the loss; the names are those of TRL."""
 
+# As in TRL's dpo_trainer.py.
 _FORMULAS: dict[str, dict[str, str]] = toml_beside(__file__)
 LOSSES, DIVERGENCES = _FORMULAS["losses"], _FORMULAS["divergences"]
 # Where filler goes in an order of pairs: to the end.

@@ -51,6 +51,10 @@ AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalL
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
+def auto_class(config: Any) -> Any:
+    return AUTO_CLASS["seq2seq" if config.is_encoder_decoder else "causal-lm"]
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Whether `error` comes of a missing network, or of HF_HUB_OFFLINE with nothing in the cache."""
     if any(isinstance(each, NO_NETWORK) for each in chain(error)):

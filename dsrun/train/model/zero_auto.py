@@ -16,10 +16,8 @@ import torch
 import transformers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
-    AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
 )
 from transformers.pytorch_utils import Conv1D
@@ -37,7 +35,7 @@ from dsrun.recipe.resolve import with_defaults
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import ModelTask
-from dsrun.train.model.load import load_config, one_at_a_time
+from dsrun.train.model.load import auto_class, load_config, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
@@ -154,19 +152,15 @@ _COUNTED = (AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText, AutoModelFor
 def counted(folder: str) -> dict[str, Any]:
     """What the model in a folder consists of."""
     config = AutoConfig.from_pretrained(folder)
-    own = _auto(config)
+    own = auto_class(config)
     # A family that no class is registered for is built as a text model, so that the error names it.
     auto = next((each for each in (own, *_COUNTED) if type(config) in each._model_mapping), own)
     return report(without_storage(config, auto))
 
 
-def _auto(config: Any) -> Any:
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-
-
 def without_storage(config: Any, auto: Any = None, *, trust_remote_code: bool = False) -> Any:
     """The model of a config, with tensors that have a shape and nothing behind it."""
-    auto = auto or _auto(config)
+    auto = auto or auto_class(config)
     with one_at_a_time(trust_remote_code), torch.device("meta"):
         return auto.from_config(config, trust_remote_code=trust_remote_code)
 

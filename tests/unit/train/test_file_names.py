@@ -10,9 +10,9 @@ from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files
-from dsrun.train.export.verify import auto_class, empty_model
+from dsrun.train.export.verify import empty_model
 from dsrun.train.model.build_model import build
-from dsrun.train.model.load import decide_task, load_config
+from dsrun.train.model.load import auto_class, decide_task, load_config
 from tests.unit.zero.memory.tiny_models import MODELS, saved
 
 pytestmark = pytest.mark.train
