@@ -30,8 +30,7 @@ from dsrun.train.loop.nan import guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.distill import DistillLoss, load_teacher
 from dsrun.train.loss.dpo import DpoLoss, without_dropout
-from dsrun.train.loss.model_loss import LossBySet, ModelLoss, own_loss_notice
-from dsrun.train.loss.plugin_loss import PluginLoss
+from dsrun.train.loss.model_loss import LossBySet, ModelLoss, PluginLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.loss.protocol import Loss
 from dsrun.train.loss.reference import AdaptersOff, FrozenModel, ReferenceSync

@@ -22,8 +22,7 @@ from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.train.base.plugin import load_plugin
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loop.evaluation import Evaluator
-from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.loss.plugin_loss import PluginLoss
+from dsrun.train.loss.model_loss import ModelLoss, PluginLoss
 from dsrun.train.loss.probe import SumCheck
 
 ROOT = Path(__file__).parents[3]
