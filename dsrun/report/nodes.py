@@ -13,7 +13,7 @@ from dsrun.system.terminal.display import precise_duration, size_text
 MOST_ROWS = 16
 """Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""
 _GIB = 1 << 30
-_Placed = tuple[NodeStatus, Any]
+_PlacedNode = tuple[NodeStatus, Any]
 """A rank or a GPU with its node."""
 
 
@@ -45,7 +45,7 @@ def node_tables(nodes: Sequence[NodeStatus]) -> list[NodeTable]:
 
 
 def _table(
-    kind: str, which: str, when: str, several: Sequence[_Placed], order: Callable[[_Placed], Any], **names: Any
+    kind: str, which: str, when: str, several: Sequence[_PlacedNode], order: Callable[[_PlacedNode], Any], **names: Any
 ) -> NodeTable:
     """The first of `several`, in this order."""
     shown = sorted(several[:MOST_ROWS], key=order)
