@@ -73,3 +73,18 @@ def loading() -> Iterator[None]:
     finally:
         PreTrainedModel._initialize_weights = original
         modeling_utils._tied_params_are_equal = are_equal
+
+
+def fetch_experts_whole(model: Any) -> None:
+    """Have ZeRO-3 fetch what holds the experts of a layer as one, where they are modules of their own, as DBRX has it.
+
+    Else it fetches each when that is called, and ranks whose tokens go to other experts wait for one another for ever
+    (deepspeed/utils/z3_leaf_module.py).
+    """
+    from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+
+    for name, module in model.named_modules():
+        above, _, last = name.rpartition(".")
+        if last == "experts" and any(True for child in module.children() for _ in child.parameters()):
+            called = type(module).forward is not torch.nn.ModuleList.forward
+            set_z3_leaf_module(module if called else model.get_submodule(above), True)

@@ -31,7 +31,7 @@ def model(tmp_path, monkeypatch):
 def plan(model, *flags, stage=0, given=NOTHING, title="some/llama"):
     recipe = resolve([*(["--model", model] if model else []), *flags], None)
     deepspeed = {"zero_optimization": {"stage": stage}}
-    precision = "bf16" if "--bf16" in flags else "fp32"
+    precision = "bf16" if "--bf16" in flags and "false" not in flags else "fp32"
     about = {"task": "causal-lm", "deepspeed": deepspeed, "precision": precision}
     return SimpleNamespace(recipe=recipe, given=given, title=title, **about)
 

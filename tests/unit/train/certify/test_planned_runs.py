@@ -42,7 +42,7 @@ def test_runs_are_those_that_were_asked_for(tmp_path):
     assert "zero1" not in names
     assert {"reference", "zero2", "zero3", "adapter", "merged", "resumed"} <= names
     stages = {run.name for run in runs.planned(subject(tmp_path, stages=(2,), lora=False), tmp_path)}
-    assert stages == {"reference", "accumulated", "resumed", "two-ranks"}
+    assert stages == {"reference", "accumulated", "kernels", "plain", "resumed", "two-ranks"}
     alone = runs.planned(subject(tmp_path, gpus=1), tmp_path)
     assert {run.ranks for run in alone} == {1}
 
@@ -74,5 +74,5 @@ def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monke
     assert {name for name, run in found.items() if run.error} == {"zero3", "resharded", "reloaded"}
     assert set(found) == {run.name for run in runs.planned(of, tmp_path)}
     assert groups == [
-        ["reference", "accumulated"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"], ["adapter"], ["merged"],
+        ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"], ["adapter"], ["merged"],
     ]  # fmt: skip
