@@ -155,6 +155,29 @@ def sharded_model_generates_from_shards() -> None:
 
 
 @fault
+def router_gets_no_gradient() -> None:
+    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+
+    forward = MixtralTopKRouter.forward
+    MixtralTopKRouter.forward = torch.no_grad()(forward)
+
+
+@fault
+def adapters_leave_layers_out() -> None:
+    """What a list of names from another family does, or a PEFT that takes --lora-targets otherwise."""
+    from dsrun.train.model import adapters
+
+    adapters.lora_targets = lambda spec: ["q_proj", "v_proj"]
+
+
+@fault
+def random_states_are_not_resumed() -> None:
+    from dsrun.train.loop.trainer import RunTrainer
+
+    RunTrainer._load_rng_state = lambda self, checkpoint: None
+
+
+@fault
 def none() -> None:
     pass
 

@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import one_line
-from dsrun.system.process.process_end import end
+from dsrun.system.process.process_end import die_with_parent, end
 
 
 class ForkFailedError(Exception):
@@ -24,7 +25,7 @@ def in_fork(program: Callable[[], Any], *, limit_s: float, log: Path) -> Any:
     raises, dies, or does not end within `limit_s`."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(program, theirs, log), daemon=True)
+    process = context.Process(target=_child, args=(program, theirs, log, os.getpid()), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -43,7 +44,8 @@ def in_fork(program: Callable[[], Any], *, limit_s: float, log: Path) -> Any:
     return result
 
 
-def _child(program: Callable[[], Any], answers: Any, log: Path) -> None:
+def _child(program: Callable[[], Any], answers: Any, log: Path, parent: int) -> None:
+    die_with_parent(parent, signal.SIGKILL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

@@ -29,6 +29,8 @@ REFERENCE = next(iter(RUNS))
 """The plainest, which the others are compared with."""
 RANK = "dsrun.train.certify.rank"
 _POLL_S = 0.05
+_DROPOUT = "--lora-dropout 0.1"
+"""So that random states matter to what is resumed; PEFT has none for fused experts."""
 _STEP = 2
 """Of the checkpoint that a run goes on with."""
 
@@ -54,7 +56,7 @@ def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
     values: dict[str, Any] = {"least": stages[0], "most": stages[-1], "other": others[-1] if others else 3}
     paths = {"scratch": scratch, "small": subject.small, "words": subject.words, **subject.rows}
     values |= {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values["experts"] = f"--lora-target-parameters {' '.join(subject.experts)}" if subject.experts else ""
+    values["experts"] = f"--lora-target-parameters {' '.join(subject.experts)}" if subject.experts else _DROPOUT
     values["predict"] = "" if subject.task == "dpo" else "--do-predict --predict-with-generate"
     kinds = ("all", "gpu" if request.gpus else "cpu", subject.task)
     shared = " ".join(_FLAGS.get(each, "") for each in kinds)

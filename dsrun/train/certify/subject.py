@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 
 from dsrun.certify.request import CertifyRequest
@@ -53,6 +54,16 @@ class CertifySubject:
     experts: tuple[str, ...] = ()
     runs: Mapping[str, SmallRun] = field(default_factory=dict)
 
+    @property
+    def built(self) -> Path:
+        """A file of the small model's tensors as they were made, of buffers too."""
+        return self.small.with_name("built.pt")
+
+
+def named_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, also those that no file holds."""
+    return {name: each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+
 
 def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
     """The model that was asked for, with the small one built below `scratch`. Raises DsrunError where there is no such
@@ -72,7 +83,7 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
     model.generation_config.min_new_tokens = SHORTEST
     model.generation_config.save_pretrained(folder)
     names = [name for name, each in model.named_parameters() if each.dim() == EXPERT_MATRICES and "experts" in name]
-    return CertifySubject(
+    subject = CertifySubject(
         request=request,
         found=found,
         config=config,
@@ -83,3 +94,5 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
         rows=toy.write_rows(scratch, task),
         experts=tuple(sorted({".".join(name.split(".")[-2:]) for name in names})),
     )
+    torch.save(named_tensors(model), subject.built)
+    return subject

@@ -1,7 +1,9 @@
 """Checks of the small model's forward and backward pass, in this process alone."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from dsrun.train.packing.probe import probe, trial_of_documents
 
 LENGTH = 72
 """Tokens of a row: more than the small model's windows and chunks have."""
-LATER = (1, 2, 9, 17, 33, 48, 64, LENGTH - 1)
+LATER = tuple(range(1, LENGTH))
+"""All of them: a mask of its own may be wrong at one."""
 DOCUMENTS = (45, 6, 26)
 """Tokens of packed documents: training tries shorter ones, which a window does not cut."""
 SAME_STEP = 1e-5
@@ -34,9 +37,13 @@ ROUNDED_LOSS, ROUNDED_GRADIENT = 0.03, 1.0
 where rounding chooses other experts or other tokens, random weights were up to 1% and 71% off."""
 
 
-def small_model(subject: CertifySubject) -> Any:
-    """The small model as training loads it, in fp32."""
-    spec = TrainSpec(model=str(subject.small), trust_remote_code=subject.request.trust_remote_code)
+def small_model(subject: CertifySubject, folder: Path | None = None, *, settings: Sequence[str] = ()) -> Any:
+    """The small model as training loads it, in fp32; that in `folder`, with other `settings` in its config."""
+    spec = TrainSpec(
+        model=str(folder or subject.small),
+        trust_remote_code=subject.request.trust_remote_code,
+        config_override=list(settings),
+    )
     config = load_config(spec)
     model = build(spec, config, decide_task(config, "auto", spec.model), alone=True)
     return model.to("cuda" if subject.request.gpus else "cpu")
@@ -44,17 +51,25 @@ def small_model(subject: CertifySubject) -> Any:
 
 def causal(subject: CertifySubject) -> Iterator[Finding]:
     model = small_model(subject)
-    ids = tokens(model, model.device, LENGTH)
-    side = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
-
-    def logits(rows: torch.Tensor) -> torch.Tensor:
-        return model(**{"input_ids": ids.expand(len(rows), -1), side: rows}, use_cache=False)["logits"]
-
-    with evaluating(model):
-        change = change_by_later_tokens(logits, ids, LATER)
+    ids, name = tokens(model, model.device, LENGTH), type(model).__name__
+    change = change_by_later_tokens(partial(logits_of, model), ids, LATER)
     # No number is a fault, too.
-    key = "causal" if change <= TOLERANCE else "causal_later"
-    yield finding_of(key, name=type(model).__name__, percent=100 * change)
+    yield finding_of("causal" if change <= TOLERANCE else "causal_later", name=name, percent=100 * change)
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if window and "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"]):
+        other = small_model(subject, settings=[f"sliding_window={window // 2}"])
+        if torch.equal(logits_of(model, ids), logits_of(other, ids)):
+            yield finding_of("causal_window", name=name)
+
+
+@torch.no_grad()
+def logits_of(model: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Of token ids [rows, LENGTH], which are those of the decoder where there are two sides."""
+    side = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    first = tokens(model, model.device, LENGTH).expand(len(rows), -1)
+    with evaluating(model):
+        return model(**{"input_ids": first, side: rows}, use_cache=False)["logits"]
 
 
 def packed(subject: CertifySubject) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from dsrun.models.folder import FoundModel, find
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.certify import small
-from dsrun.train.certify.subject import CertifySubject
+from dsrun.train.certify.subject import CertifySubject, named_tensors
 from dsrun.train.model.build_model import build, compared
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.loaded_weights import judge
@@ -64,11 +64,13 @@ def _look_at_loaded(subject: CertifySubject) -> Iterator[Finding]:
     except UsageError as error:
         yield finding_of("loaded.refused", why=str(error))
         return
-    weights = dict(model.named_parameters())
-    plain = {name for name, each in weights.items() if each.numel() > 1 and bool((each == each.flatten()[0]).all())}
-    wrong, how = plain | _others(weights, again), "drawn"
+    weights, built = named_tensors(model), torch.load(subject.built)
+    matrices = ((name, each) for name, each in model.named_parameters() if each.numel() > 1)
+    wrong = {name for name, each in matrices if bool((each == each.flatten()[0]).all())}
+    own = {name: each for name, each in weights.items() if name in built}
+    wrong, how = wrong | _others(weights, named_tensors(again)) | _others(own, built), "drawn"
     if not wrong:
-        wrong, how = _others(weights, _saved(model)), "changed"
+        wrong, how = _others(weights, named_tensors(_saved(model))), "changed"
     if wrong:
         yield finding_of(f"loaded.{how}", number=len(wrong), weights=len(weights), first=min(wrong))
     else:
@@ -141,9 +143,8 @@ def _saved(model: Any) -> Any:
         return type(model).from_pretrained(folder, dtype=model.dtype)
 
 
-def _others(weights: dict[str, Any], model: Any) -> set[str]:
-    """The names of weights that the model lacks, or has otherwise."""
-    other = dict(model.named_parameters())
+def _others(weights: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    """The names of weights that the other lacks, or has otherwise."""
     return {name for name, each in weights.items() if name not in other or not torch.equal(each, other[name])}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 from transformers.models.llama import modeling_llama
@@ -60,8 +62,8 @@ def leaking(queries, keys):
 
 @pytest.mark.parametrize(
     ("queries", "keys"),
-    [(slice(None), slice(None)), (slice(0, 64), slice(64, None)), (0, 1), (LENGTH - 2, LENGTH - 1)],
-    ids=["both ways", "the next chunk", "at the beginning", "at the end"],
+    [(slice(None), slice(None)), (slice(0, 64), slice(64, None)), (0, 1), (20, 21), (LENGTH - 2, LENGTH - 1)],
+    ids=["both ways", "the next chunk", "at the beginning", "at one position", "at the end"],
 )
 @pytest.mark.parametrize(("kind", "module"), [("llama", modeling_llama), ("t5", modeling_t5)])
 def test_later_tokens_seen(built, monkeypatch, kind, module, queries, keys):
@@ -72,6 +74,19 @@ def test_later_tokens_seen(built, monkeypatch, kind, module, queries, keys):
 def test_logits_that_are_no_numbers_are_no_proof(built, monkeypatch):
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, hidden: hidden * torch.nan)
     assert found(CAUSAL, built("llama")) == [("error", "causal_later")]
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_window_that_is_ignored(built, monkeypatch, kind):
+    subject = built(kind, sliding_window=1024)
+    assert found(CAUSAL, subject) == [("info", "causal")]
+    module = import_module(f"transformers.models.{kind.removesuffix('_text')}.modeling_{kind.removesuffix('_text')}")
+    monkeypatch.setattr(module, "create_sliding_window_causal_mask", module.create_causal_mask)
+    assert ("error", "causal_window") in found(CAUSAL, subject)
+
+
+def test_window_that_no_layer_has_is_not_missed(built):
+    assert found(CAUSAL, built("qwen2", use_sliding_window=False)) == [("info", "causal")]
 
 
 def test_changed_tokens_are_within_the_row():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 
@@ -38,3 +39,20 @@ def test_failure_of_a_fork_is_told(program, how, values, tmp_path):
         in_fork(program, limit_s=0.2 if how == "hangs" else 60, log=tmp_path / "log")
     assert raised.value.how == how
     assert values.items() <= raised.value.values.items()
+
+
+def test_fork_ends_with_a_process_that_is_killed(tmp_path):
+    """It holds the other end of a pipe as long as it lives."""
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.close(read)
+        in_fork(lambda: (os.write(write, b"begun"), time.sleep(100)), limit_s=100, log=tmp_path / "log")
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 5) == b"begun"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert select.select([read], [], [], 30)[0]
+    assert os.read(read, 5) == b""
+    os.close(read)

@@ -74,5 +74,6 @@ def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monke
     assert {name for name, run in found.items() if run.error} == {"zero3", "resharded", "reloaded"}
     assert set(found) == {run.name for run in runs.planned(of, tmp_path)}
     assert groups == [
-        ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"], ["adapter"], ["merged"],
+        ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"],
+        ["adapter"], ["readapted"], ["merged"],
     ]  # fmt: skip

@@ -110,6 +110,23 @@ def test_missing_weight_is_found_where_training_does_not_see_it(name, llama, mon
     assert name in str(finding.message)
 
 
+@pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "model.layers.0.self_attn.q_proj.weight"])
+def test_tensor_that_is_the_same_each_time_but_wrong_is_found(name, llama, monkeypatch):
+    """A table that no file holds, and rows of a weight in another order."""
+    load = weights.build
+
+    def reversed_tensor(*given, **named):
+        model = load(*given, **named)
+        tensor = dict((*model.named_parameters(), *model.named_buffers()))[name].data
+        tensor.copy_(tensor.flip(0))
+        return model
+
+    monkeypatch.setattr(weights, "build", reversed_tensor)
+    (finding,) = weights.LOADED.look(llama)
+    assert finding.level == "error"
+    assert name in str(finding.message)
+
+
 def test_weight_that_a_save_changes_is_found(llama, monkeypatch):
     original = PreTrainedModel.save_pretrained
 
