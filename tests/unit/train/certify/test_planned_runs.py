@@ -77,3 +77,28 @@ def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monke
         ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"],
         ["adapter"], ["readapted"], ["merged"],
     ]  # fmt: skip
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("rate", "times"), [(0.0, 1), (0.2, runs._BUSY)], ids=["waits", "computes"])
+def test_run_without_an_end_has_longer_where_it_computes(rate, times, tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(runs, "prefork", lambda *_: [])
+    monkeypatch.setattr(runs, "time", clock)
+    monkeypatch.setattr(runs, "_cpu_seconds", lambda _: clock.now * rate)
+    (run, *_) = runs.planned(subject(tmp_path), tmp_path)
+    group = runs._RankGroup([run], 1, tmp_path, CertifyRequest(model="m", limit_s=60))
+    (ended,) = group.outcomes()
+    assert ended.error
+    assert ended.seconds == pytest.approx(60 * times, abs=1)
