@@ -31,9 +31,9 @@ class CurveBounds(NamedTuple):
     weights: float
 
 
-# Over 100 published architectures the largest were 1e-6, 2e-5 and 5e-5; gradients of one small vector that are half as
-# large again change the norm by 1e-3.
-FP32 = CurveBounds(1e-5, 2e-4, 1e-3)
+# Of 70 architectures the largest were 1e-6, 2e-5 and 5e-5, but for Kimi's linear attention, whose chunks depend on the
+# padding: 3e-5 and 3e-4. Gradients of one small vector that are half as large again change the norm by 1e-3.
+FP32 = CurveBounds(5e-5, 5e-4, 1e-3)
 # Sums of another order in bf16, whose half unit is 2**-9, on top of kernels that differ by batch size.
 BF16 = CurveBounds(2e-2, 1e-1, 2e-1)
 
