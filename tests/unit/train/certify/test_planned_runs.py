@@ -52,6 +52,12 @@ def test_every_run_is_compared_by_a_check():
     assert compared == set(runs.RUNS)
 
 
+@pytest.mark.parametrize("code", CHECK_FACTS)
+def test_check_made_alone_trains_what_its_runs_go_on_with(code, tmp_path):
+    found = runs.planned(subject(tmp_path, only=(code,)), tmp_path)
+    assert {run.after for run in found} <= {"", *(run.name for run in found)}
+
+
 def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monkeypatch):
     groups = []
 
