@@ -23,6 +23,7 @@ from dsrun.system.host import versions
 from dsrun.system.variables import cache_root
 
 FACTS = toml_beside(__file__)
+_BROKEN = ("_crashed", "_hangs")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -48,6 +49,13 @@ class CertifyVerdict(NamedTuple):
         return {**self.about, **as_json(self.results), "checks": list(self.rows), "avoid": list(self.avoid)}
 
     @property
+    def of_architecture(self) -> "CertifyVerdict":
+        """What also holds for other copies of the model, with other files."""
+        return self._replace(
+            rows=tuple(row for row in self.rows if not CHECK_FACTS.get(row["check"], {}).get("of_files"))
+        )
+
+    @property
     def failed(self) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["status"] == "fail"]
 
@@ -63,10 +71,16 @@ class CertifyVerdict(NamedTuple):
         return [row["check"] for row in self.failed if len(row["avoid"]) < levels[row["check"]].count("error")]
 
     @property
+    def undecided(self) -> list[str]:
+        """The codes of checks that crashed, or did not end in time."""
+        return [row["check"] for row in self.rows if row["findings"] and row["findings"][0]["code"].endswith(_BROKEN)]
+
+    @property
     def sentence(self) -> Message:
         """What it comes to, in one line."""
-        codes = ", ".join(self.remaining)
-        kind = "fails" if codes else "avoid" if self.avoid else "quick" if self.about["quick"] else "yes"
+        codes = ", ".join(self.remaining or self.undecided)
+        kind = "fails" if self.remaining else "avoid" if self.avoid else "partly" if codes else "yes"
+        kind = "quick" if kind == "yes" and self.about["quick"] else kind
         return text_of(f"certified.{kind}", flags=" ".join(self.avoid), codes=codes, **self.about["versions"])
 
 

@@ -1,5 +1,6 @@
 """What several commands declare: --format, --debug, options made of dataclass fields, groups that load lazily."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -161,11 +162,20 @@ def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, An
         row.setdefault("default", None)  # neither on nor off, which TOML cannot say
     if "choices" in row:
         row["type"] = click.Choice(row.pop("choices"), case_sensitive=row.pop("case_sensitive", True))
-    for kind, plain, bounded in (("int", click.INT, click.IntRange), ("float", click.FLOAT, click.FloatRange)):
+    for kind, bounded in (("int", click.IntRange), ("float", NumberRange)):
         if kind in row:
-            bounds = row.pop(kind)
-            row["type"] = bounded(**bounds) if bounds else plain
+            row["type"] = bounded(**row.pop(kind))
     return row
+
+
+class NumberRange(click.FloatRange):
+    """Rejects NaN, which click's comparison with the limits does not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class OptionGroup(Command, click.Group):

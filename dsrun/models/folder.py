@@ -113,7 +113,8 @@ def _found(name: str, folder: Path, file: Path, weights: bool) -> FoundModel:
     except RecursionError:
         raise _no_config(f"{file} cannot be read: nested too deeply") from None
     except FileNotFoundError as error:
-        raise _no_config(f"{folder} contains no config.json") from error
+        adapter = " but an adapter" if (folder / "adapter_config.json").is_file() else ""
+        raise _no_config(f"{folder} contains no config.json{adapter}") from error
     except OSError as error:
         raise _no_config(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads

@@ -48,7 +48,7 @@ _MOST_STEPS = 60
 def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence[str], **given: Any) -> int:
     """The callback of `dsrun certify`."""
     require_training_packages()
-    chosen = tuple(name for each in only for name in each.split(","))
+    chosen = tuple(name.strip() for each in only for name in each.split(","))
     for name in chosen:
         if name not in CHECK_FACTS:
             raise UsageError(f"--only {name}: there is no such check", fix=did_you_mean(name, [*CHECK_FACTS]))
@@ -85,9 +85,10 @@ def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence
 
 
 def _stages(text: str) -> tuple[int, ...]:
-    if not {*text.split(",")} <= {"0", "1", "2", "3"}:
+    stages = {each.strip() for each in text.split(",")}
+    if not stages <= {"0", "1", "2", "3"}:
         raise UsageError(f"--zero {text}: these are not ZeRO stages", fix="write some of 0, 1, 2 and 3: --zero 0,2,3")
-    return tuple(sorted({*map(int, text.split(","))}))
+    return tuple(sorted(map(int, stages)))
 
 
 def _gpus(wanted: int | None) -> int:
@@ -105,6 +106,8 @@ def _ask(request: CertifyRequest) -> dict[str, Any] | int:
     with tempfile.TemporaryDirectory(prefix="dsrun-certify-") as scratch, tempfile.TemporaryFile() as answer:
         argv = [sys.executable, "-m", PROGRAM, request.as_json(), scratch]
         code = run_foreground(argv, output=answer.fileno(), err=False, limit_s=_MOST_STEPS * request.limit_s)
+        for log in sorted(Path(scratch).glob("*.log")) if "--debug" in sys.argv else ():
+            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
         answer.seek(0)
         try:
             return dict(parse_json(answer.read()))

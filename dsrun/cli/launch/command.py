@@ -1,6 +1,5 @@
 """`dsrun launch`: any training script on one machine or several, under a supervisor."""
 
-import math
 import os
 import signal
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import declared, log_format_option, notify_option
+from dsrun.cli.options import NumberRange, declared, log_format_option, notify_option
 from dsrun.errors import UsageError
 from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
@@ -17,16 +16,6 @@ from dsrun.system.terminal.stderr import print_note
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
     from dsrun.launch.training_job import LocalWorkers
-
-
-class _Seconds(click.FloatRange):
-    """Rejects NaN, which click's comparison with the limits does not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return seconds
 
 
 def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
@@ -121,6 +110,6 @@ def _set_signals(*, handled: bool) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
-_SECONDS, _A_SECOND, _WORDS = _Seconds(min=0), _Seconds(min=1), click.UNPROCESSED
+_SECONDS, _A_SECOND, _WORDS = NumberRange(min=0), NumberRange(min=1), click.UNPROCESSED
 _MACHINES = click.Path(path_type=Path, dir_okay=False, exists=True)
 command = log_format_option(notify_option(declared(__file__, "dsrun.cli.launch.command:run", own=globals())))

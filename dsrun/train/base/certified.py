@@ -25,6 +25,8 @@ def certify_facts(plan: TrainingPlan) -> dict[str, Any] | None:
     except DsrunError:
         return None
     state, verdict = recorded(config, "dpo" if spec.task == "dpo" else plan.task)
+    if verdict and len({Path(each).expanduser().resolve() for each in (verdict.about["model"], spec.model)}) > 1:
+        verdict = verdict.of_architecture
     about: dict[str, Any] = verdict.about if verdict else {"time": "", "stages": [], "versions": {}}
     values = {**about["versions"], "model": shlex.quote(spec.model), "date": about["time"][:10]}
     values |= {"sentence": verdict.sentence, "stages": ", ".join(map(str, about["stages"]))} if verdict else {}

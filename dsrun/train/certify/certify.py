@@ -1,18 +1,20 @@
 """From a request to the rows of its checks: build small, train, look."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from transformers.dynamic_module_utils import init_hf_modules
+
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.errors import DsrunError, ToolError
 from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.train.certify import rank  # noqa: F401  what the forks need is imported here
 from dsrun.train.certify.in_forks import ForkFailedError, in_fork
 from dsrun.train.certify.look import CHECKS
@@ -28,6 +30,8 @@ def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], N
     Raises DsrunError where there is no such model, or no small one can be built of it.
     """
     log = scratch / LOG
+    if request.trust_remote_code:
+        init_hf_modules()  # from where the model's own config class comes out of the fork
     notify("building a small model of its architecture")
     try:
         subject = in_fork(partial(_subject, request, scratch), limit_s=request.limit_s, log=log)
@@ -43,7 +47,8 @@ def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], N
     for number, check in enumerate(checks, 1):
         notify(f"checking {number}/{len(checks)}: {check.title}")
         result = _result(check, subject, blamed, log)
-        rows.append({**result.as_dict(), "avoid": list(_avoiding(result))})
+        flags = [_avoiding(check, each) for each in result.findings if each.level == "error"]
+        rows.append({**result.as_dict(), "avoid": list(filter(None, flags))})
     return {"task": subject.task, "device": "cuda" if request.gpus else "cpu", "checks": rows}
 
 
@@ -62,23 +67,33 @@ def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) 
     failed = {run.error: run for run in reversed(needed) if run.error}
     findings: tuple[Finding, ...]
     if failed:
-        findings = tuple(_failed(check, run) for error, run in failed.items() if error not in blamed)
+        findings = tuple(_failed(check, run, subject) for error, run in failed.items() if error not in blamed)
         blamed.update(failed)
     else:
         try:
             findings = in_fork(lambda: tuple(check.look(subject)), limit_s=subject.request.limit_s, log=log)
         except ForkFailedError as error:
             findings = (check.broken(error.how, **error.values),)
-    return CheckResult(check=check, findings=findings, seconds=round(monotonic() - began, 2))
+    mended = tuple(_with_mend(check, each, subject.request) for each in findings)
+    return CheckResult(check=check, findings=mended, seconds=round(monotonic() - began, 2))
 
 
-def _failed(check: Check, run: SmallRun) -> Finding:
-    return finding_of("run_failed", prefix=f"{check.code}_", where=run.name, run=run.says, error=run.error)
+def _failed(check: Check, run: SmallRun, subject: CertifySubject) -> Finding:
+    error = run.error.replace(str(subject.small), "the small model")  # whose folder is gone when this is read
+    return finding_of("run_failed", prefix=f"{check.code}_", where=run.name, run=run.says, error=error)
 
 
-def _avoiding(result: CheckResult) -> Iterator[str]:
-    """The flags that avoid what was found: of the run that it was found in, else of the check."""
-    for each in result.findings:
-        if each.level == "error":
-            facts = RUNS.get(each.where, {}) if "avoid" in RUNS.get(each.where, {}) else CHECK_FACTS[result.check.code]
-            yield from filter(None, [facts.get("avoid", "")])
+def _avoiding(check: Check, found: Finding) -> str:
+    """The flags that avoid an error: of the run that it was found in, else of the check; "" where none are known."""
+    of_run = RUNS.get(found.where, {}).get("avoid")
+    return str(of_run or CHECK_FACTS[check.code].get("avoid", ""))
+
+
+def _with_mend(check: Check, found: Finding, request: CertifyRequest) -> Finding:
+    """An error that has no fix of its own has the flags that avoid it, or says that none are known. What did not end in
+    time may have had too little of it."""
+    if found.code.endswith("_hangs"):
+        return replace(found, fix=text_of("certified.longer", seconds=f"{3 * request.limit_s:g}"))
+    if found.level != "error" or found.fix:
+        return found
+    return replace(found, fix=_avoiding(check, found) or text_of("certified.unknown"))

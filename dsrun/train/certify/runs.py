@@ -63,7 +63,7 @@ def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
     values |= {name: shlex.quote(str(path)) for name, path in paths.items()}
     values["experts"] = f"--lora-target-parameters {' '.join(subject.experts)}" if subject.experts else _DROPOUT
     values["predict"] = "" if subject.task == "dpo" else "--do-predict --predict-with-generate"
-    kinds = ("all", "gpu" if request.gpus else "cpu", subject.task)
+    kinds = ("all", "gpu" if request.gpus else "cpu", subject.task, "trusted" if request.trust_remote_code else "")
     shared = " ".join(_FLAGS.get(each, "") for each in kinds)
     chosen = [CHECK_FACTS[code] for code in request.only] or CHECK_FACTS.values()
     needed = {name for facts in chosen for name in facts.get("runs", ())}

@@ -18,7 +18,7 @@ from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError, one_line
 from dsrun.models.families import family_of
 from dsrun.train.model.initial_weights import initialise, undrawn
-from dsrun.train.model.load import evaluating
+from dsrun.train.model.load import evaluating, one_at_a_time
 
 _TABLE = toml_beside(__file__)
 _SIZES = {name: expression for expression, names in _TABLE["sizes"].items() for name in names}
@@ -45,11 +45,11 @@ def small_config(config: Any) -> PreTrainedConfig:
     return small
 
 
-def build(config: Any, folder: Path, seed: int = 0) -> Any:
+def build(config: Any, folder: Path, seed: int = 0, *, trust_remote_code: bool = False) -> Any:
     """The model of a small `config` with random weights, saved in `folder`. Raises UsageError where there is none."""
     try:
-        with undrawn():
-            model = auto_class(config).from_config(config, dtype=torch.float32)
+        with one_at_a_time(trust_remote_code), undrawn():
+            model = auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
         initialise(model, seed)
         _spread(model, seed)
         model.save_pretrained(folder)
@@ -92,7 +92,8 @@ def _spread(model: Any, seed: int) -> None:
 def _level(model: Any) -> None:
     """Give the output embedding the size at which logits differ by about one; one that is the input's is only made
     smaller, as all else would be small beside it."""
-    head, ids = model.get_output_embeddings(), torch.arange(_VOCABULARY // 4)[None] + _VOCABULARY // 4
+    quarter = _vocabulary(model.config) // 4
+    head, ids = model.get_output_embeddings(), torch.arange(quarter, 2 * quarter)[None]
     if head is None:
         return
     given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
@@ -225,8 +226,13 @@ def _ids(config: Any) -> dict[int, int]:
             made.setdefault(first, new)
     low = len(made)
     for _, value in found:
-        made.setdefault(value, _VOCABULARY - 1 - len(made) + low)
+        made.setdefault(value, _vocabulary(config) - 1 - len(made) + low)
     return made
+
+
+def _vocabulary(config: Any) -> int:
+    """Of the small model."""
+    return min(_VOCABULARY, getattr(config.get_text_config(), "vocab_size", _VOCABULARY))
 
 
 def _found_ids(settings: Any, name: str = "") -> Iterator[tuple[str, int]]:

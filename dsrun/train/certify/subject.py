@@ -1,19 +1,22 @@
 """What the checks of `dsrun certify` look at: the model as it is, a small one of its architecture, and trained runs."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from dsrun.certify.request import CertifyRequest
+from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.models.folder import FoundModel, find
 from dsrun.train.certify import small, toy
-from dsrun.train.model.load import decide_task
+from dsrun.train.model.load import decide_task, one_at_a_time
 from dsrun.train.model.text_part import text_config
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json")
@@ -69,16 +72,12 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
     """The model that was asked for, with the small one built below `scratch`. Raises DsrunError where there is no such
     model or it cannot be made small."""
     found = find(request.model)
-    original = scratch / "original"
-    if request.trust_remote_code:
-        original = found.folder
-    else:
-        original.mkdir()
-        (original / "config.json").write_text(json.dumps(found.config), encoding="utf-8")
-    config = AutoConfig.from_pretrained(original, trust_remote_code=request.trust_remote_code)
-    task = "dpo" if request.task == "dpo" else decide_task(text_config(deepcopy(config)), "auto", request.model)
+    config = _config(request, found, scratch / "original")
+    task = _task(request, config)
     folder = scratch / "small"
-    model = small.build(small.small_config(config), folder)
+    made = small.small_config(config)
+    model = small.build(made, folder, trust_remote_code=request.trust_remote_code)
+    words = toy.WORDS[: getattr(made.get_text_config(), "vocab_size", len(toy.WORDS))]
     # Of texts that end at once there would be nothing to compare.
     model.generation_config.min_new_tokens = SHORTEST
     model.generation_config.save_pretrained(folder)
@@ -90,9 +89,44 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
         task=task,
         small=folder,
         tokenizer=any((found.folder / name).is_file() for name in _TOKENIZERS),
-        words=toy.save_tokenizer(scratch / "words"),
-        rows=toy.write_rows(scratch, task),
+        words=toy.save_tokenizer(scratch / "words", words),
+        rows=toy.write_rows(scratch, task, words),
         experts=tuple(sorted({".".join(name.split(".")[-2:]) for name in names})),
     )
     torch.save(named_tensors(model), subject.built)
     return subject
+
+
+def _config(request: CertifyRequest, found: FoundModel, folder: Path) -> Any:
+    """From a copy of its config.json, whatever that was called; the model's own code lies beside it if it may run."""
+    kind, trusted = found.config["model_type"], request.trust_remote_code
+    if kind not in CONFIG_MAPPING and not (trusted and "auto_map" in found.config):
+        if "auto_map" in found.config:
+            raise UsageError(f"{request.model} needs Python code of its own", fix="read it, then --trust-remote-code")
+        raise UsageError(
+            f"{request.model} is a {kind} model, which transformers {version('transformers')} does not know",
+            fix="pip install --upgrade transformers",
+        )
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(found.config), encoding="utf-8")
+    for file in found.folder.glob("*.py") if trusted else ():
+        shutil.copy(file, folder)
+    try:
+        with one_at_a_time(trusted):
+            return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+    except ImportError as error:
+        raise MissingError(f"{request.model} needs a package: {one_line(error)}") from error
+    except Exception as error:  # the classes of configs check their values, each in its way
+        raise UsageError(f"the config of {request.model} cannot be read: {one_line(error)}") from error
+
+
+def _task(request: CertifyRequest, config: Any) -> str:
+    """What the config is made for, or dpo. Raises UsageError where that is not what was asked for."""
+    made_for = decide_task(text_config(deepcopy(config)), "auto", request.model)
+    wanted = {None: made_for, "causal": "causal-lm"}.get(request.task, request.task)
+    if wanted != made_for and (wanted, made_for) != ("dpo", "causal-lm"):
+        raise UsageError(
+            f"--task {request.task}: {request.model} is a {config.model_type} model, which is trained as {made_for}",
+            fix="leave --task out",
+        )
+    return str(wanted)

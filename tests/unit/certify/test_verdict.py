@@ -39,6 +39,12 @@ def test_what_makes_the_model_counts(other):
     assert config_hash({**LLAMA, **other}) != config_hash(LLAMA)
 
 
+def broken_row(code, how):
+    """Of a check that came to no result."""
+    row = check_row(code, "warning")
+    return row | {"findings": [row["findings"][0] | {"code": f"{code}_{how}"}]}
+
+
 @pytest.mark.parametrize(
     ("rows", "asked", "kind", "avoid"),
     [
@@ -48,6 +54,10 @@ def test_what_makes_the_model_counts(other):
         ([check_row("packed", "error", avoid=AVOID), check_row("one_loss")], {}, "avoid", AVOID),
         ([check_row("packed", "error", avoid=AVOID), check_row("ids", "error")], {}, "fails", AVOID),
         ([check_row("unknown_to_this_version", "error")], {}, "fails", ()),
+        ([check_row("one_loss"), broken_row("chat", "hangs")], {}, "partly", ()),
+        ([check_row("one_loss"), broken_row("chat", "crashed")], {"quick": True}, "partly", ()),
+        ([check_row("packed", "error", avoid=AVOID), broken_row("chat", "crashed")], {}, "avoid", AVOID),
+        ([check_row("ids", "error"), broken_row("chat", "crashed")], {}, "fails", ()),
     ],
 )
 def test_what_a_verdict_comes_to(rows, asked, kind, avoid):

@@ -28,6 +28,10 @@ def answer(*rows: dict[str, Any], task: str = "causal-lm") -> dict[str, Any]:
 
 
 def verdict(
-    *rows: dict[str, Any], config: dict[str, Any] = LLAMA, task: str = "causal-lm", **asked: Any
+    *rows: dict[str, Any],
+    config: dict[str, Any] = LLAMA,
+    task: str = "causal-lm",
+    given: str = "some/llama",
+    **asked: Any,
 ) -> CertifyVerdict:
-    return verdict_of(config, CertifyRequest(model="some/llama", **asked), answer(*rows, task=task))
+    return verdict_of(config, CertifyRequest(model=given, **asked), answer(*rows, task=task))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -111,6 +113,20 @@ def test_program_without_a_verdict_is_an_error(program, model, body):
         call(model)
 
 
+def test_lists_may_have_spaces(program, model):
+    program(answers(check_row("tied")))
+    found = json.loads(call(model, "--zero", " 3, 0", "--only", "tied, loaded", "--format", "json").output)
+    asked = json.loads(found["device"])
+    assert (asked["stages"], asked["only"]) == ([0, 3], ["tied", "loaded"])
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_debug_shows_the_logs_that_are_removed(program, model, monkeypatch, capsys, debug):
+    monkeypatch.setattr(sys, "argv", ["dsrun", "certify", *["--debug"] * debug])
+    program("open(sys.argv[2] + '/certify.log', 'w').write('Traceback of a rank'); sys.exit(1)")
+    assert ("Traceback of a rank" in call(model).stderr) is debug
+
+
 def test_program_that_hangs_is_ended(program, model, monkeypatch):
     monkeypatch.setattr(certify, "_MOST_STEPS", 1)
     program("time.sleep(600)")
@@ -138,6 +154,9 @@ def test_verdict_that_cannot_be_kept_is_shown(program, model, tmp_path):
         (["--zero", "4"], UsageError),
         (["--zero", ""], UsageError),
         (["--zero", "0,,2"], UsageError),
+        (["--only", "tied,"], UsageError),
+        (["--limit", "nan"], click.BadParameter),
+        (["--limit", "inf"], click.BadParameter),
         (["--gpus", "1000"], MissingError),
         (["-o", "/nowhere/page.html"], UsageError),
     ],

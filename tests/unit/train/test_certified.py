@@ -31,7 +31,7 @@ def model(tmp_path, monkeypatch):
 def plan(model, *flags, stage=0, given=NOTHING, title="some/llama"):
     recipe = resolve([*(["--model", model] if model else []), *flags], None)
     deepspeed = {"zero_optimization": {"stage": stage}}
-    precision = "bf16" if "--bf16" in flags and "false" not in flags else "fp32"
+    precision = "bf16" if "--bf16" in flags and "--bf16 false" not in " ".join(flags) else "fp32"
     about = {"task": "causal-lm", "deepspeed": deepspeed, "precision": precision}
     return SimpleNamespace(recipe=recipe, given=given, title=title, **about)
 
@@ -87,6 +87,17 @@ def test_model_that_has_no_verdict(model, asked):
 def test_flags_that_are_missing(model, avoid, flags, stage, missing):
     record(verdict(check_row("packed", "error", avoid=avoid)))
     assert certify_facts(plan(model, *flags, stage=stage))["missing"] == dict.fromkeys(missing, "packed")
+
+
+@pytest.mark.parametrize(("code", "of_files"), [("stored", True), ("ids", True), ("chat", True), ("one_loss", False)])
+def test_files_of_one_copy_say_nothing_of_another(model, code, of_files):
+    """Which has weights, a tokenizer and a template of its own."""
+    record(verdict(check_row(code, "error"), given=model))
+    assert certify_facts(plan(model))["failed"] == [code]
+    record(verdict(check_row(code, "error"), given=f"{model}-2"))
+    facts = certify_facts(plan(model))
+    assert facts["failed"] == ([] if of_files else [code])
+    assert (code in facts["sentence"]) is not of_files
 
 
 def test_flags_of_every_check_can_be_compared(model):

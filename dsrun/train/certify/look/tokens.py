@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from dsrun.certify.checks import check_of
 from dsrun.datafiles import json_beside
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -33,7 +34,7 @@ def own_tokenizer(subject: CertifySubject) -> Any:
 
 def generation_of(subject: CertifySubject) -> Any:
     """How the model generates where nothing else is asked."""
-    if (subject.found.folder / "generation_config.json").is_file():
+    if (subject.found.folder / GENERATION_CONFIG_NAME).is_file():
         return GenerationConfig.from_pretrained(subject.found.folder)
     return GenerationConfig.from_model_config(subject.config)
 
@@ -44,9 +45,16 @@ def ids_in(value: Any) -> list[int]:
 
 
 def ids(subject: CertifySubject) -> Iterator[Finding]:
-    tokenizer, generation = own_tokenizer(subject), generation_of(subject)
+    try:
+        tokenizer, generation = own_tokenizer(subject), generation_of(subject)
+    except (UsageError, OSError) as error:
+        why = getattr(error, "message", one_line(error))
+        yield finding_of("ids_unread", error=why, where=str(subject.found.folder))
+        return
     text = subject.config.get_text_config()
-    places = [("config.json", subject.config), ("config.json", text), ("generation_config.json", generation)]
+    places = [("config.json", subject.config), ("config.json", text)]
+    if (subject.found.folder / GENERATION_CONFIG_NAME).is_file():  # else it is made of config.json
+        places.append((GENERATION_CONFIG_NAME, generation))
     known = [(file, name, each) for file, at in places for name in _NAMES for each in ids_in(getattr(at, name, None))]
     rows, found = text.vocab_size, []
     if tokenizer is not None:
@@ -63,7 +71,10 @@ def ids(subject: CertifySubject) -> Iterator[Finding]:
 
 
 def chat(subject: CertifySubject) -> Iterator[Finding]:
-    tokenizer = own_tokenizer(subject)
+    try:
+        tokenizer, generation = own_tokenizer(subject), generation_of(subject)
+    except (UsageError, OSError):  # `ids` says so
+        return
     if not getattr(tokenizer, "chat_template", None):
         return
     told = json_beside(__file__, "conversations.json")
@@ -83,7 +94,7 @@ def chat(subject: CertifySubject) -> Iterator[Finding]:
     if not all(each.is_readable for each in learned.values()):
         yield finding_of("chat_unread")
         return
-    stops = {*ids_in(generation_of(subject).eos_token_id), *ids_in(tokenizer.eos_token_id)}
+    stops = {*ids_in(generation.eos_token_id), *ids_in(tokenizer.eos_token_id)}
     ends = {token for each in learned.values() for token in each.last}
     written = ", ".join(tokenizer.convert_ids_to_tokens(sorted(ends)))
     faults = {name: each.fault(stops) for name, each in learned.items()}

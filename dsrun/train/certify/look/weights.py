@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from dsrun.certify.checks import check_of
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.models.families import family_of
@@ -34,14 +36,18 @@ _BUFFERS = 1e-3
 def _look_at_stored(subject: CertifySubject) -> Iterator[Finding]:
     """The real files against the class that is trained, which is built without storage."""
     found = subject.found
-    if not found.stored:
+    if not any((found.folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
         return
     if found.quantised:
         yield finding_of("stored.packed", how=found.quantised, where=str(found.folder))
         return
     spec = _spec(subject, found.folder)
     config = load_config(spec)
-    model, differences = compared(spec, config, decide_task(config, "auto", spec.model))
+    try:
+        model, differences = compared(spec, config, decide_task(config, "auto", spec.model))
+    except (UsageError, SafetensorError) as error:
+        yield finding_of("stored.unread", error=getattr(error, "message", one_line(error)), where=str(found.folder))
+        return
     judgement = judge(model, differences)
     kind = type(model).__name__
     if judgement.refusal:

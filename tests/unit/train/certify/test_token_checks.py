@@ -61,6 +61,19 @@ def test_id_beyond_the_embedding(look, values, generation):
     assert not 0 <= finding[1] < 400
 
 
+def test_id_of_config_json_is_named_once(look):
+    """Where there is no generation_config.json that could be wrong, too."""
+    assert [each.where or each.message.values["file"] for each in look(IDS, eos_token_id=400)] == ["config.json"]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "generation_config.json"])
+def test_file_that_cannot_be_read_is_an_error(look, tmp_path, file):
+    subject = subject_of(config_of("llama", **LLAMA), tmp_path, tokenizer=tokenizer_for("qwen3"), generation={})
+    (tmp_path / file).write_text("{")
+    assert codes(IDS.look(subject)) == [("error", "ids_unread")]
+    assert codes(CHAT.look(subject)) == []
+
+
 def test_embedding_that_training_grows_to_the_tokenizer(look):
     tokenizer = tokenizer_for("qwen3")
     (finding,) = look(

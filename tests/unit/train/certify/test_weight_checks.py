@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,25 @@ def test_files_that_do_not_fit_are_named(changes, llama):
     (finding,) = weights.STORED.look(llama)
     assert (finding.level, finding.code) == ("error", "stored")
     assert next(iter(changes)) in str(finding.message)
+
+
+def cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def without_a_shard(folder):
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    parts = {NORM: "model-1.safetensors", "model.embed_tokens.weight": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+
+
+@pytest.mark.parametrize("damage", [cut_off, without_a_shard])
+def test_files_that_are_damaged_or_missing_are_an_error(damage, llama):
+    damage(llama.found.folder)
+    subject = replace(llama, found=find(str(llama.found.folder)))
+    (finding,) = weights.STORED.look(subject)
+    assert (finding.level, finding.code) == ("error", "stored")
 
 
 @pytest.fixture
