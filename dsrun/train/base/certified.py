@@ -9,6 +9,7 @@ from dsrun.demo.models import TASKS
 from dsrun.errors import DsrunError
 from dsrun.findings.texts import text_of
 from dsrun.models.folder import find
+from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.resolve import given_values
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.zero.ops import stage_of
@@ -16,9 +17,10 @@ from dsrun.zero.ops import stage_of
 
 def certify_facts(plan: TrainingPlan) -> dict[str, Any] | None:
     """For run.json: the state of the verdict, its sentence, the codes of what failed, and flags that are missing, with
-    what they avoid. None for a demo, and for a model without a config.json of its own."""
+    what they avoid. None for a demo, and for a model that is not that of the config.json beside it."""
     spec = plan.recipe.spec
-    if not spec.model or plan.given.config is not None or plan.title in TASKS:
+    others = plan.given.config is not None or spec.config_name or config_flags(spec)
+    if not spec.model or others or plan.title in TASKS:
         return None
     try:
         config = find(spec.model, weights=False).config

@@ -61,10 +61,12 @@ def test_verdict_of_the_task_that_is_trained(model):
         {"title": "demo-llama"},
         {"given": Given(config=object())},
         {"model": "not/on-this-machine"},
+        {"flags": ["--config-override", "num_hidden_layers=1"]},
+        {"flags": ["--config-name", "."]},
     ],
 )
 def test_model_that_has_no_verdict(model, asked):
-    """A type of models alone, a demo, a script's own model, one whose config is not here."""
+    """A type of models alone, a demo, a script's own model, one whose config is not here or changed."""
     flags = asked.pop("flags", [])
     assert certify_facts(plan(asked.pop("model", model), *flags, **asked)) is None
 
