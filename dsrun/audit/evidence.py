@@ -2,44 +2,47 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dsrun.audit.arguments import read_arguments
+from dsrun.audit.logs import read_logs
 from dsrun.checkpoints import weights
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.diagnose import of_logs
-from dsrun.diagnosis.reading import LOG, NotText, logs_below, read_log
+from dsrun.diagnosis.reading import LOG, logs_below, read_log
 from dsrun.errors import UsageError
 from dsrun.models.headers import read_header
-from dsrun.monitoring.trainer_logs.status import LogReader
 from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import iter_records, revive
-from dsrun.system.files import open_regular, parse_json, read_object, text_of_file
+from dsrun.runs.records import iter_records, revive, whole
+from dsrun.system.files import open_regular, parse_json, read_object
 from dsrun.system.patterns import patterns_beside
 
 _PLACES = toml_beside(__file__)
 _VERSIONS = patterns_beside(__file__, flags=re.MULTILINE)
-LOG_PATTERNS = patterns_beside(__file__, "log.toml", flags=re.MULTILINE)
-"""What is looked for in logs, by name: the value of the last one with a group, and whether one without is there."""
 _LARGEST_JSON = 1 << 18
 """Bytes of a DeepSpeed JSON; data may lie beside it."""
+_DEEPEST = 4
+"""Folders that runs lie in below the one that is named: PROJECT/MODEL/DATE/RUN."""
 
 
 def runs_in(path: Path) -> list[Path]:
     """What is to be audited: a log, a run's folder, or each run below a folder. Raises UsageError without one."""
     if path.is_file() or _is_one(path):
         return [path]
-    below = ([each for each in sorted(path.glob(depth)) if _is_one(each)] for depth in ("*", "*/*"))
-    if found := next(filter(None, below), None) or (_only_logs(logs_below(path)) if path.is_dir() else []):
+    if found := sorted(_below(path, _DEEPEST)) or (_only_logs(logs_below(path)) if path.is_dir() else []):
         return found
     what = "contains no run, checkpoint or log" if path.is_dir() else "does not exist"
     raise UsageError(f"{path} {what}", fix="name a run's folder, a checkpoint or a log")
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs below a folder; what lies in a run belongs to it."""
+    for each in folder.glob("*/") if depth else ():
+        yield from [each] if _is_one(each) else _below(each, depth - 1)
 
 
 def _is_one(folder: Path) -> bool:
@@ -49,33 +52,32 @@ def _is_one(folder: Path) -> bool:
 
 def evidence_of(path: Path) -> dict[str, Any]:
     """What the run at `path`, a folder or a log, has left, by the names of its sources, which facts.toml explains.
-    Raises UsageError for a log that is not text."""
+    Raises UsageError for a log that cannot be read, is no text or empty."""
     own = RunFolder(path)
     # The folder itself, what it holds of models, and its checkpoints, the newest first.
     places = (path, own.model, own.adapter, *(each for _, each in own.checkpoints()))
     folders = [each for each in places if each.is_dir()]
     place = path if folders else path.parent
-    logs = _logs(path) if folders else [path]
+    logs = read_logs(_logs(path) if folders else [path], strict=not folders)
     read = {name: [read_object(each / f"{name}.json") for each in folders] for name in _PLACES["objects"]}
     sources: dict[str, Any] = {name: next(filter(None, found), {}) for name, found in read.items()}
-    state = max(read["trainer_state"], key=lambda each: each.get("global_step") or 0, default={})
+    state = max(read["trainer_state"], key=lambda each: whole(each.get("global_step")) or 0, default={})
     args = _first_of(read_arguments, folders) or {}
-    given = sources["run"].get("deepspeed") or args.get("hf_deepspeed_config") or args.get("deepspeed")
     files = [each.relative_to(place).as_posix() for depth in _PLACES["depths"] for each in path.glob(depth)]
     own_steps = [revive(each) for each in iter_records(own.metrics)] if folders else []
-    logged = own_steps or state.get("log_history") or ()
-    steps = [each for each in logged if isinstance(each, dict) and "loss" in each]
+    history = state.get("log_history")
+    logged = own_steps or (history if isinstance(history, list) else [])
     return sources | {
         "versions": _versions(place, folders, sources),
         "args": args,
         "state": state,
-        "deepspeed_json": _deepspeed_json(place, given),
-        "steps": steps or _first_of(_logged, logs) or (),
+        "deepspeed_json": _deepspeed_json(place, _given_json(sources["run"], args)),
+        "steps": [each for each in logged if isinstance(each, dict) and "loss" in each] or logs.steps,
         "counts": partial(_counts, files),
         "weights": _first_of(weights, folders),
         "zero_adapters": _first_of(_zero_adapters, folders),
-        "log": _log_facts(logs),
-        "causes": _causes(logs),
+        "log": logs.facts,
+        "causes": logs.causes,
     }
 
 
@@ -99,36 +101,9 @@ def _only_logs(files: Sequence[Path]) -> list[Path]:
     return [each for each in files if not any(each.match(name) for name in _PLACES["freezes"])]
 
 
-def _causes(logs: Sequence[Path]) -> frozenset[str] | None:
-    """What `dsrun diagnose` finds; None where there is nothing to read."""
-    with suppress(NotText):
-        return frozenset(each.code for each in of_logs({str(log): log for log in logs}).findings) if logs else None
-    return None
-
-
 def _counts(files: Sequence[str], pattern: str) -> list[int]:
     """How many files of a folder match, as many numbers as differ among the folders that have one."""
     return sorted(set(Counter(name.rpartition("/")[0] for name in files if re.search(pattern, name)).values()))
-
-
-def _logged(log: Path) -> Sequence[Mapping[str, Any]] | None:
-    """The steps in the last 2 MiB of a log."""
-    reader = LogReader(log)
-    reader.read()
-    reader.end()
-    return reader.log.steps or None
-
-
-def _log_facts(logs: Sequence[Path]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: False for name, pattern in LOG_PATTERNS.items() if logs and not pattern.groups}
-    for data, limit in chain.from_iterable(read_log(log, str(log)) for log in logs):
-        text = data[:limit].decode(errors="replace")
-        for name, pattern in LOG_PATTERNS.items():
-            if not pattern.groups:
-                found[name] = found[name] or bool(pattern.search(text))
-            elif values := pattern.findall(text):
-                found[name] = int(values[-1]) if values[-1].isdigit() else values[-1]
-    return found
 
 
 def _versions(place: Path, folders: Sequence[Path], sources: Mapping[str, Any]) -> dict[str, str]:
@@ -137,20 +112,40 @@ def _versions(place: Path, folders: Sequence[Path], sources: Mapping[str, Any]) 
     found = {name: str(sources[file][key]) for name, (file, key) in _PLACES["named"].items() if key in sources[file]}
     freezes = [file for name in _PLACES["freezes"] for file in sorted(place.glob(name))]
     for file in (*(each / "README.md" for each in folders), *freezes):
-        for name, version in _VERSIONS["card" if file.name == "README.md" else "freeze"].findall(text_of_file(file)):
+        for name, version in _VERSIONS["card" if file.name == "README.md" else "freeze"].findall(_text(file)):
             found[_PLACES["packages"].get(name, name.lower().replace("_", "-"))] = version
     recorded = sources["run"].get("versions")
     return found | (recorded if isinstance(recorded, dict) else {})
 
 
+def _text(file: Path) -> str:
+    """The first megabytes of a text, also of one in UTF-16, as Windows writes lists of packages; "" where none is."""
+    with suppress(OSError, UsageError):
+        for data, limit in read_log(file, str(file)) if file.is_file() else ():
+            return data[:limit].decode(errors="replace").replace("\r", "").lstrip("\ufeff")
+    return ""
+
+
+def _given_json(run: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
+    """The DeepSpeed JSON that a run was given: as an object, or as a file's name. `accelerate launch` gives it to the
+    Trainer in an object of its own."""
+    plugin = args.get("deepspeed_plugin")
+    inner = plugin.get("hf_ds_config") if isinstance(plugin, Mapping) else None
+    return run.get("deepspeed") or args.get("hf_deepspeed_config") or args.get("deepspeed") or inner
+
+
 def _deepspeed_json(folder: Path, given: Any) -> Mapping[str, Any]:
-    """The JSON that the run was given: as an object, as a file's name, or one that lies in its folder."""
+    """What was given, or a JSON that lies in the run's folder."""
     if isinstance(given, Mapping):
         inner = given.get("config", given)
         return inner if isinstance(inner, Mapping) else {}
-    files = [folder / Path(given).name] if isinstance(given, str) else sorted(folder.glob("*.json"))
-    small = (file for file in files if file.is_file() and file.stat().st_size < _LARGEST_JSON)
-    return next((read for file in small if "zero_optimization" in (read := read_object(file))), {})
+    files = [folder / re.split(r"[\\/]", given)[-1]] if isinstance(given, str) else sorted(folder.glob("*.json"))
+    for file in files:
+        with suppress(OSError, ValueError):  # a name that no file can have
+            small = file.is_file() and file.stat().st_size < _LARGEST_JSON
+            if small and "zero_optimization" in (read := read_object(file)):
+                return read
+    return {}
 
 
 def _zero_adapters(folder: Path) -> tuple[int, int] | None:

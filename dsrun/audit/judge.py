@@ -1,15 +1,16 @@
 """The facts of facts.toml held against a run: affected, not affected, or cannot tell and what to look at."""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from dsrun.audit.evidence import LOG_PATTERNS
+from dsrun.audit.logs import LOG_PATTERNS
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding
@@ -121,6 +122,25 @@ def answers(results: Iterable[CheckResult]) -> dict[str, AuditAnswer]:
     return {each.check.code: _ANSWERS.get(each.status, "not affected") for each in results}
 
 
+def folded(results: Iterable[CheckResult]) -> list[CheckResult]:
+    """The results, and at their end one for all facts of which the same record is the first to look at."""
+    rows: list[CheckResult] = []
+    same: dict[str, list[CheckResult]] = {}
+    for each in results:
+        message = str(each.findings[0].message) if each.status == "open" else ""
+        # As `_findings` puts it together; a fact that names its own source stays alone.
+        look = next((text for text in _FILE["looks"].values() if text in message), message)
+        (same.setdefault(look, []) if look else rows).append(each)
+    return rows + [group[0] if len(group) == 1 else _together(look, group) for look, group in same.items()]
+
+
+def _together(look: str, group: Sequence[CheckResult]) -> CheckResult:
+    title = text_of("open.facts", number=len(group))
+    facts = joined(", ", (Message(each.check.title) for each in group))
+    found = finding_of("open.folded", prefix=f"{group[0].check.code}_", facts=facts, look=Message(look))
+    return replace(group[0], check=replace(group[0].check, title=title), findings=(found,))
+
+
 def _result(code: str, fact: Mapping[str, Any], names: FactNames) -> CheckResult:
     applies = names.truth(fact["applies"])
     findings = () if applies.holds is False else tuple(_findings(code, fact, names))
@@ -131,12 +151,15 @@ def _result(code: str, fact: Mapping[str, Any], names: FactNames) -> CheckResult
 def _findings(code: str, fact: Mapping[str, Any], names: FactNames) -> Iterator[Finding]:
     truth = names.truth(f"({fact['applies']}) and ({fact['when']})")
     if truth.holds is None:
-        looks = [_FILE["names"].get(name, {}).get("look", text_of("open.log")) for name in truth.names[:2]]
-        yield finding_of("open.look", prefix=f"{code}_", look=joined("; ", map(Message, dict.fromkeys(looks))))
+        asked = {_FILE["names"].get(name, {}).get("look", "log") for name in truth.names}
+        looks = joined("; ", (Message(text) for look, text in _FILE["looks"].items() if look in asked))
+        yield finding_of("open.look", prefix=f"{code}_", look=looks)
     elif not truth.holds:
         yield finding_of("clear", prefix=f"{code}_", why=_shown(truth, names) or text_of("clear.nothing"))
     elif names.truth(fact["unsure"]).holds is not False:
-        yield finding_of("open.source", prefix=f"{code}_", source=fact["source"])
+        look = fact.get("look")
+        told = finding_of("open.look", prefix=f"{code}_", look=Message(look)) if look else None
+        yield told or finding_of("open.source", prefix=f"{code}_", source=fact["source"])
     else:
         values = {name: each for name in _FILE["names"] if (each := names.known(name)) is not None}
         fix = text_of("versions.source", fix=Message(fact["fix"]), source=fact["source"])

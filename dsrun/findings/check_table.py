@@ -24,9 +24,11 @@ def as_json(results: Sequence[CheckResult]) -> dict[str, Any]:
     }
 
 
-def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | None = None) -> Iterator[str]:
-    """A line for each finding, below a problem what mends it, and the totals; with `every`, checks that do not apply,
-    too. Texts are wrapped to a terminal of so many columns."""
+def result_lines(
+    results: Sequence[CheckResult], *, every: bool, columns: int | None = None, of: Sequence[CheckResult] | None = None
+) -> Iterator[str]:
+    """A line for each finding, below a problem what mends it, and the totals (`of` other results, where a line stands
+    for several); with `every`, checks that do not apply, too. Texts are wrapped to a terminal of so many columns."""
     shown = [each for each in results if every or each.status != "skip"]
     titles = {each.check.code: translated(each.check.title) for each in shown}
     width = max(map(cells, titles.values()), default=0)
@@ -42,7 +44,7 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
             found = Finding(level="info", code=result.check.code, message=needs)
             yield from _row("skip", title, found, columns)
     yield ""
-    yield fitted(translated(summary(results, every=every)), columns, hang=0)
+    yield fitted(translated(summary(of or results, every=every)), columns, hang=0)
 
 
 def _row(status: CheckStatus, title: str, found: Finding, columns: int | None) -> Iterator[str]:

@@ -60,3 +60,13 @@ def test_audit_without_a_run_is_one_line(dsrun: Dsrun, here: Path) -> None:
         done = dsrun("audit", path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"error: {path} {message} (name a run's folder, a checkpoint or a log)\n"
+
+
+def test_what_cannot_be_told_is_one_row_a_record(dsrun: Dsrun, here: Path) -> None:
+    """Twenty facts that training_args.bin would tell; --all has them one by one."""
+    log = str(HEALTHY / "trl-lora.log")
+    rows = [line for line in dsrun("audit", log).stdout.splitlines() if line.startswith("OPEN")]
+    every = [line for line in dsrun("audit", log, "--all").stdout.splitlines() if line.startswith("OPEN")]
+    assert (len(rows) < 8, len(every) > 20) == (True, True)
+    found = json.loads(dsrun("audit", log, "--format", "json").stdout)
+    assert sum(each == "cannot tell" for each in found["answers"].values()) == len(every)

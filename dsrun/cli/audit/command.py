@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from dsrun.audit.evidence import evidence_of, runs_in
-from dsrun.audit.judge import answers, audited
+from dsrun.audit.judge import answers, audited, folded
 from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line
 from dsrun.errors import EXIT_FINDINGS
@@ -24,7 +24,8 @@ def audit(*, paths: tuple[str, ...], every: bool, form: str) -> int:
             print_line()
         if len(found) > 1:
             print_line(name)
-        for line in result_lines(results, every=every, columns=terminal_width(sys.stdout)):
+        rows = results if every else folded(results)
+        for line in result_lines(rows, every=every, columns=terminal_width(sys.stdout), of=results):
             click.echo(line)
     return EXIT_FINDINGS if any(each.status == "fail" for results in found.values() for each in results) else 0
 

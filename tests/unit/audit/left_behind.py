@@ -30,7 +30,7 @@ def leave_behind(folder: Path, case: Mapping[str, Any]) -> Path:
     for name, text in {**texts, **dict.fromkeys(case.get("names", ()), "")}.items():
         if text is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, case.get("encoding", "utf-8") if name == "requirements.txt" else "utf-8")
     if "args" in case:
         (folder / "training_args.bin").write_bytes(pickled(case["args"]))
     if "lora_b" in case:

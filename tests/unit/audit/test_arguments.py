@@ -1,6 +1,7 @@
 """training_args.bin is a pickle of anybody: it is read, and nothing that it names is run."""
 
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,14 @@ def test_no_arguments(tmp_path: Path) -> None:
     assert read_arguments(tmp_path) == {}
     (tmp_path / "training_args.bin").write_bytes(pickle.dumps({}))
     assert read_arguments(tmp_path) == {}
+
+
+def test_arguments_take_no_memory_that_a_pickle_asks_for(tmp_path: Path) -> None:
+    """LONG_BINPUT of a place in the millions: pickle in C makes room for all before it."""
+    folder = archive(tmp_path, b"\x80\x02Nr\xff\xff\xff\x00.")
+    tracemalloc.start()
+    try:
+        assert read_arguments(folder) == {}
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()

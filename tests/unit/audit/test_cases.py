@@ -24,6 +24,10 @@ def test_case(name: str, tmp_path: Path) -> None:
 
 
 def test_every_fact_affects_a_case() -> None:
-    assert {code for case in CASES.values() for code in case["affected"]} == audit_facts().keys()
+    """Or leaves open what no record tells."""
+    told = {code for case in CASES.values() for code in case["affected"]}
+    untold = {code for code, fact in audit_facts().items() if fact["unsure"] == "True"}
+    assert told == audit_facts().keys() - untold
+    assert untold <= {code for case in CASES.values() for code in case.get("open", ())}
     assert len(audit_facts()) >= 25
     assert sum(bool(case["affected"]) for case in CASES.values()) >= 40
