@@ -25,6 +25,7 @@ _PLACES = toml_beside(__file__)
 _VERSIONS = patterns_beside(__file__, flags=re.MULTILINE)
 _LARGEST_JSON = 1 << 18
 """Bytes of a DeepSpeed JSON; data may lie beside it."""
+_PIECE = 1 << 16
 _DEEPEST = 4
 """Folders that runs lie in below the one that is named: PROJECT/MODEL/DATE/RUN."""
 
@@ -33,7 +34,7 @@ def runs_in(path: Path) -> list[Path]:
     """What is to be audited: a log, a run's folder, or each run below a folder. Raises UsageError without one."""
     if path.is_file() or _is_one(path):
         return [path]
-    if found := sorted(_below(path, _DEEPEST)) or (_only_logs(logs_below(path)) if path.is_dir() else []):
+    if found := sorted(_below(path, _DEEPEST)) or _lone_logs(path):
         return found
     what = "contains no run, checkpoint or log" if path.is_dir() else "does not exist"
     raise UsageError(f"{path} {what}", fix="name a run's folder, a checkpoint or a log")
@@ -45,24 +46,30 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
         yield from [each] if _is_one(each) else _below(each, depth - 1)
 
 
+def _lone_logs(folder: Path) -> list[Path]:
+    lists = _PLACES["freezes"]
+    return [each for each in logs_below(folder) if not any(map(each.match, lists))] if folder.is_dir() else []
+
+
 def _is_one(folder: Path) -> bool:
     marks = (next(folder.glob(mark), None) for mark in _PLACES["marks"])
     return is_run(folder) or any(marks) or bool(_deepspeed_json(folder, None))
 
 
-def evidence_of(path: Path) -> dict[str, Any]:
+def evidence_of(path: Path, *, strict: bool = True) -> dict[str, Any]:
     """What the run at `path`, a folder or a log, has left, by the names of its sources, which facts.toml explains.
-    Raises UsageError for a log that cannot be read, is no text or empty."""
+    A log that cannot be read, is no text or empty raises UsageError where `strict`, and else tells nothing."""
     own = RunFolder(path)
     # The folder itself, what it holds of models, and its checkpoints, the newest first.
     places = (path, own.model, own.adapter, *(each for _, each in own.checkpoints()))
     folders = [each for each in places if each.is_dir()]
     place = path if folders else path.parent
-    logs = read_logs(_logs(path) if folders else [path], strict=not folders)
+    logs = read_logs(_logs(path) if folders else [path], strict=strict and not folders)
     read = {name: [read_object(each / f"{name}.json") for each in folders] for name in _PLACES["objects"]}
     sources: dict[str, Any] = {name: next(filter(None, found), {}) for name, found in read.items()}
     state = max(read["trainer_state"], key=lambda each: whole(each.get("global_step")) or 0, default={})
     args = _first_of(read_arguments, folders) or {}
+    given = (at(sources | {"args": args}, path) for path in _PLACES["given"])
     files = [each.relative_to(place).as_posix() for depth in _PLACES["depths"] for each in path.glob(depth)]
     own_steps = [revive(each) for each in iter_records(own.metrics)] if folders else []
     history = state.get("log_history")
@@ -71,7 +78,7 @@ def evidence_of(path: Path) -> dict[str, Any]:
         "versions": _versions(place, folders, sources),
         "args": args,
         "state": state,
-        "deepspeed_json": _deepspeed_json(place, _given_json(sources["run"], args)),
+        "deepspeed_json": _deepspeed_json(place, next(filter(None, given), None)),
         "steps": [each for each in logged if isinstance(each, dict) and "loss" in each] or logs.steps,
         "counts": partial(_counts, files),
         "weights": _first_of(weights, folders),
@@ -79,6 +86,13 @@ def evidence_of(path: Path) -> dict[str, Any]:
         "log": logs.facts,
         "causes": logs.causes,
     }
+
+
+def at(mapping: Any, path: str) -> Any:
+    """The value at a path of keys; None where there is none, or where it is left to others ("auto")."""
+    for key in path.split("."):
+        mapping = mapping.get(key) if isinstance(mapping, Mapping) else None
+    return None if mapping == "auto" else mapping
 
 
 def _first_of(read: Callable[[Path], Any], paths: Sequence[Path]) -> Any:
@@ -95,10 +109,6 @@ def _logs(folder: Path) -> list[Path]:
     own = [each for each in sorted(folder.glob("*")) if each.is_file() and LOG.fullmatch(each.name)]
     logs = RunFolder(folder).logs
     return [each for each in own if ".txt" not in each.suffixes] + (logs_below(logs) if logs.is_dir() else [])
-
-
-def _only_logs(files: Sequence[Path]) -> list[Path]:
-    return [each for each in files if not any(each.match(name) for name in _PLACES["freezes"])]
 
 
 def _counts(files: Sequence[str], pattern: str) -> list[int]:
@@ -124,14 +134,6 @@ def _text(file: Path) -> str:
         for data, limit in read_log(file, str(file)) if file.is_file() else ():
             return data[:limit].decode(errors="replace").replace("\r", "").lstrip("\ufeff")
     return ""
-
-
-def _given_json(run: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
-    """The DeepSpeed JSON that a run was given: as an object, or as a file's name. `accelerate launch` gives it to the
-    Trainer in an object of its own."""
-    plugin = args.get("deepspeed_plugin")
-    inner = plugin.get("hf_ds_config") if isinstance(plugin, Mapping) else None
-    return run.get("deepspeed") or args.get("hf_deepspeed_config") or args.get("deepspeed") or inner
 
 
 def _deepspeed_json(folder: Path, given: Any) -> Mapping[str, Any]:
@@ -161,9 +163,5 @@ def _zero_adapters(folder: Path) -> tuple[int, int] | None:
 
 
 def _is_zero(stream: BinaryIO, size: int) -> bool:
-    while size > 0:
-        piece = stream.read(min(size, 1 << 16))
-        if not piece or piece.strip(b"\0"):
-            return False
-        size -= len(piece)
-    return True
+    pieces = (stream.read(min(size - at, _PIECE)) for at in range(0, size, _PIECE))
+    return all(piece and not piece.strip(b"\0") for piece in pieces)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from dsrun.audit.evidence import at
 from dsrun.audit.logs import LOG_PATTERNS
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.checks import Check, CheckResult
@@ -54,11 +55,9 @@ class FactNames(dict[str, Any]):
 
     def __init__(self, evidence: Mapping[str, Any]) -> None:
         super().__init__(within=_within, overflows=lambda name: family_of(name).overflows_in_fp16, len=len)
-        self._raw = SubjectNames(None, {}, **evidence, at=_at, first=_first, bool=bool, len=len)
+        self._raw = SubjectNames(None, {}, **evidence, at=at, first=_first, bool=bool, len=len)
 
     def __missing__(self, name: str) -> Any:
-        if name in _FILE["terms"]:
-            return evaluate(_FILE["terms"][name], self)
         if name not in _FILE["names"] and name not in LOG_PATTERNS:
             raise KeyError(name)  # min, max
         if (value := self.known(name)) is None:
@@ -98,13 +97,6 @@ class FactNames(dict[str, Any]):
 
 def _within(version: str, specifiers: str) -> bool:
     return Version(version) in SpecifierSet(specifiers, prereleases=True)
-
-
-def _at(mapping: Any, path: str) -> Any:
-    """The value at a path of keys; None where there is none, or where it is left to others ("auto")."""
-    for key in path.split("."):
-        mapping = mapping.get(key) if isinstance(mapping, Mapping) else None
-    return None if mapping == "auto" else mapping
 
 
 def _first(*values: Any) -> Any:
@@ -157,9 +149,10 @@ def _findings(code: str, fact: Mapping[str, Any], names: FactNames) -> Iterator[
     elif not truth.holds:
         yield finding_of("clear", prefix=f"{code}_", why=_shown(truth, names) or text_of("clear.nothing"))
     elif names.truth(fact["unsure"]).holds is not False:
-        look = fact.get("look")
-        told = finding_of("open.look", prefix=f"{code}_", look=Message(look)) if look else None
-        yield told or finding_of("open.source", prefix=f"{code}_", source=fact["source"])
+        if "look" in fact:
+            yield finding_of("open.look", prefix=f"{code}_", look=Message(fact["look"]))
+        else:
+            yield finding_of("open.source", prefix=f"{code}_", source=fact["source"])
     else:
         values = {name: each for name in _FILE["names"] if (each := names.known(name)) is not None}
         fix = text_of("versions.source", fix=Message(fact["fix"]), source=fact["source"])

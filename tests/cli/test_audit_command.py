@@ -70,3 +70,13 @@ def test_what_cannot_be_told_is_one_row_a_record(dsrun: Dsrun, here: Path) -> No
     assert (len(rows) < 8, len(every) > 20) == (True, True)
     found = json.loads(dsrun("audit", log, "--format", "json").stdout)
     assert sum(each == "cannot tell" for each in found["answers"].values()) == len(every)
+
+
+def test_a_damaged_log_among_others_ends_no_audit(dsrun: Dsrun, here: Path) -> None:
+    (here / "logs").mkdir()
+    affected_log(here / "logs")
+    (here / "logs" / "half.log.gz").write_bytes(b"\x1f\x8b\x08half")
+    found = json.loads(dsrun("audit", "logs", "--format", "json").stdout)["runs"]
+    assert found["logs/train.log"]["answers"]["missing_weights"] == "affected"
+    assert {*found["logs/half.log.gz"]["answers"].values()} == {"cannot tell"}
+    assert dsrun("audit", "logs/half.log.gz").returncode == 2

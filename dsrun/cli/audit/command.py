@@ -15,7 +15,9 @@ from dsrun.system.terminal.layout import terminal_width
 
 
 def audit(*, paths: tuple[str, ...], every: bool, form: str) -> int:
-    found = {str(run): audited(evidence_of(run)) for path in paths for run in runs_in(Path(path))}
+    # A damaged log among others is one of which nothing can be told.
+    runs = {run: run == Path(path) for path in paths for run in runs_in(Path(path))}
+    found = {str(run): audited(evidence_of(run, strict=is_named)) for run, is_named in runs.items()}
     if form == "json":
         shown = {name: as_json(results) | {"answers": answers(results)} for name, results in found.items()}
         print_json(next(iter(shown.values())) if len(shown) == 1 else {"runs": shown})
