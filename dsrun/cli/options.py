@@ -162,13 +162,13 @@ def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, An
         row.setdefault("default", None)  # neither on nor off, which TOML cannot say
     if "choices" in row:
         row["type"] = click.Choice(row.pop("choices"), case_sensitive=row.pop("case_sensitive", True))
-    for kind, bounded in (("int", click.IntRange), ("float", NumberRange)):
+    for kind, bounded in (("int", click.IntRange), ("float", FiniteRange)):
         if kind in row:
             row["type"] = bounded(**row.pop(kind))
     return row
 
 
-class NumberRange(click.FloatRange):
+class FiniteRange(click.FloatRange):
     """Rejects NaN, which click's comparison with the limits does not."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from dsrun.cli.slurm.jobs import command
@@ -23,5 +24,5 @@ from dsrun.errors import UsageError
 )
 def test_jobs_impossible_numbers_refused(args):
     """Impossible numbers are refused."""
-    with pytest.raises(UsageError):
+    with pytest.raises((UsageError, click.UsageError)):
         command.main(args, standalone_mode=False)
