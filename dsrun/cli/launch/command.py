@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import NumberRange, declared, log_format_option, notify_option
+from dsrun.cli.options import FiniteRange, declared, log_format_option, notify_option
 from dsrun.errors import UsageError
 from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
@@ -110,6 +110,6 @@ def _set_signals(*, handled: bool) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
-_SECONDS, _A_SECOND, _WORDS = NumberRange(min=0), NumberRange(min=1), click.UNPROCESSED
+_SECONDS, _A_SECOND, _WORDS = FiniteRange(min=0), FiniteRange(min=1), click.UNPROCESSED
 _MACHINES = click.Path(path_type=Path, dir_okay=False, exists=True)
 command = log_format_option(notify_option(declared(__file__, "dsrun.cli.launch.command:run", own=globals())))

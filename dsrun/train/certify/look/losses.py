@@ -39,7 +39,7 @@ BF16 = CurveBounds(2e-2, 1e-1, 2e-1)
 
 
 GROWTH = 4.0
-"""By what a step may multiply a difference: training does so by itself, with routers and tall gradients (Gemma 4, 3n)."""
+"""By what a step may multiply a difference: training does so by itself, with routers and tall gradients (Gemma 4)."""
 
 
 def bounds_of(subject: CertifySubject) -> CurveBounds:
