@@ -38,8 +38,8 @@ def missing_weight_is_drawn_in_silence() -> None:
 
     build = small.build
 
-    def without_one(config: Any, folder: Path, *more: Any) -> Any:
-        model = build(config, folder, *more)
+    def without_one(config: Any, folder: Path, *more: Any, **named: Any) -> Any:
+        model = build(config, folder, *more, **named)
         (file,) = folder.glob("*.safetensors")
         weights = load_file(file)
         del weights["model.layers.1.mlp.down_proj.weight"]
