@@ -1,8 +1,9 @@
 """What `dsrun certify` is asked for, as its program gets it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 CertifyTask = Literal["causal", "seq2seq", "dpo"]
 
@@ -16,11 +17,11 @@ class CertifyRequest:
 
     model: str
     task: CertifyTask | None = None
-    stages: tuple[int, ...] = (0, 2, 3)
+    stages: Sequence[int] = (0, 2, 3)
     lora: bool = True
     quick: bool = False
     gpus: int = 0
-    only: tuple[str, ...] = ()
+    only: Sequence[str] = ()
     limit_s: float = 60.0
     trust_remote_code: bool = False
 
@@ -29,8 +30,4 @@ class CertifyRequest:
 
     @classmethod
     def from_json(cls, text: str) -> "CertifyRequest":
-        given: dict[str, Any] = json.loads(text)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-        }
-        return cls(**values)
+        return cls(**json.loads(text))

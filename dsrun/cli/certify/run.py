@@ -16,16 +16,7 @@ from dsrun.certify.verdict import record, verdict_of
 from dsrun.cli.output import print_json, print_line, refuse_file, write_file
 from dsrun.demo.build_demo import materialise
 from dsrun.demo.models import TASKS
-from dsrun.errors import (
-    EXIT_FINDINGS,
-    EXIT_MISSING,
-    EXIT_TOOL_FAILED,
-    EXIT_USAGE,
-    MissingError,
-    ToolError,
-    UsageError,
-    did_you_mean,
-)
+from dsrun.errors import EXIT_FINDINGS, MissingError, ToolError, UsageError, did_you_mean
 from dsrun.findings.check_table import result_lines, summary
 from dsrun.findings.translation import translated
 from dsrun.machine.gpus import visible_gpus
@@ -112,6 +103,6 @@ def _ask(request: CertifyRequest) -> dict[str, Any] | int:
         try:
             return dict(parse_json(answer.read()))
         except (ValueError, TypeError):
-            if code in (EXIT_TOOL_FAILED, EXIT_USAGE, EXIT_MISSING):
+            if code in (ToolError.exit_code, UsageError.exit_code, MissingError.exit_code):
                 return code
     raise ToolError(f"python -m {PROGRAM} ended with exit code {code}, without a verdict")

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 
-from dsrun.certify.checks import check_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -12,7 +11,7 @@ from dsrun.train.loop.engine import configuration, hidden_size
 from dsrun.zero.lint.config_check import check
 
 
-def _look(subject: CertifySubject) -> Iterator[Finding]:
+def deepspeed(subject: CertifySubject) -> Iterator[Finding]:
     stages = [stage for stage in subject.request.stages if stage]
     problems = []
     for stage in stages:
@@ -22,6 +21,3 @@ def _look(subject: CertifySubject) -> Iterator[Finding]:
     yield from problems
     if stages and not problems:
         yield finding_of("deepspeed.accepted", stages=" and ".join(map(str, stages)))
-
-
-DEEPSPEED = check_of("deepspeed", _look)

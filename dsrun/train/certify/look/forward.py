@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dsrun.certify.checks import check_of
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -152,9 +151,3 @@ def _apart(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -
 
 def _norm(tensors: Iterable[torch.Tensor]) -> float:
     return float(torch.stack([each.norm() for each in tensors]).norm())
-
-
-CAUSAL = check_of("causal", causal)
-PACKED = check_of("packed", packed)
-RECOMPUTED = check_of("recomputed", recomputed)
-HALF = check_of("half", half)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from dsrun.certify.checks import check_of
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import finding_of
 from dsrun.runs.records import read_records
@@ -36,8 +35,6 @@ class CurveBounds(NamedTuple):
 FP32 = CurveBounds(5e-5, 5e-4, 2e-2)
 # Sums of another order in bf16, whose half unit is 2**-9, on top of kernels that differ by batch size.
 BF16 = CurveBounds(2e-2, 1e-1, 2e-1)
-
-
 GROWTH = 4.0
 """By what a step may multiply a difference: training does so by itself, with routers and tall gradients (Gemma 4)."""
 
@@ -107,16 +104,16 @@ def compare(
         yield finding_of(equal, runs=len(names) + 1, loss=worst[0], norm=worst[1])
 
 
-def _look_at_cuts(subject: CertifySubject) -> Iterator[Finding]:
+def one_loss(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("accumulated", "two-ranks") if name in subject.runs]
     yield from compare(subject, names, "reference", differs="one_loss.differs", equal="one_loss.equal")
 
 
-def _look_at_kernels(subject: CertifySubject) -> Iterator[Finding]:
+def kernels(subject: CertifySubject) -> Iterator[Finding]:
     yield from compare(subject, ["kernels"], "plain", differs="kernels.differs", equal="kernels.equal")
 
 
-def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
+def stages(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("zero1", "zero2", "zero3") if name in subject.runs]
     if not names or "two-ranks" not in subject.runs:
         return
@@ -129,8 +126,3 @@ def _look_at_stages(subject: CertifySubject) -> Iterator[Finding]:
         apart = moved_apart(subject.runs[name].folder / "model", reference, subject.small)
         if apart > bounds_of(subject).weights:
             yield finding_of("stages.weights", where=name, apart=100 * apart)
-
-
-ONE_LOSS = check_of("one_loss", _look_at_cuts)
-KERNELS = check_of("kernels", _look_at_kernels)
-STAGES = check_of("stages", _look_at_stages)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.nn import Linear
 
-from dsrun.certify.checks import check_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.models.headers import read_header, stored_weights
@@ -26,7 +25,7 @@ _RESUMED = {"resumed": ("reference", True), "readapted": ("adapter", True), "res
 """Runs that go on with one, and whether on as many ranks."""
 
 
-def _look_at_resumed(subject: CertifySubject) -> Iterator[Finding]:
+def resumed(subject: CertifySubject) -> Iterator[Finding]:
     """On as many ranks a resumed run is the uninterrupted one to the bit, elsewhere to rounding."""
     bounds = bounds_of(subject)
     for name, (source, exact) in _RESUMED.items():
@@ -46,7 +45,7 @@ def _look_at_resumed(subject: CertifySubject) -> Iterator[Finding]:
             yield finding_of("resumed.elsewhere", loss=losses)
 
 
-def _look_at_final(subject: CertifySubject) -> Iterator[Finding]:
+def final(subject: CertifySubject) -> Iterator[Finding]:
     """The final model has the tensors that it began with, and computes on its own what the engine computed with it."""
     problems = [*_tensors(subject, "zero3"), *_tensors(subject, "reference")] or [*_untrained(subject)]
     yield from problems
@@ -130,7 +129,7 @@ def _evaluation(folder: Path) -> float:
     return float([row["eval_loss"] for row in read_records(folder / "metrics.jsonl") if "eval_loss" in row][-1])
 
 
-def _look_at_generated(subject: CertifySubject) -> Iterator[Finding]:
+def generated(subject: CertifySubject) -> Iterator[Finding]:
     if "reloaded" not in subject.runs or subject.task == "dpo":
         return
     sharded, plain = (
@@ -144,7 +143,7 @@ def _look_at_generated(subject: CertifySubject) -> Iterator[Finding]:
     )
 
 
-def _look_at_adapter(subject: CertifySubject) -> Iterator[Finding]:
+def adapter(subject: CertifySubject) -> Iterator[Finding]:
     if "adapter" not in subject.runs:
         return
     problems = list(_tensors(subject, "adapter"))
@@ -154,9 +153,3 @@ def _look_at_adapter(subject: CertifySubject) -> Iterator[Finding]:
         yield from _same_evaluation(subject, "adapter", "merged", same="adapter.same_loss", other="adapter.other_loss")
     elif not problems + left_out:
         yield finding_of("adapter.trained")
-
-
-RESUMED = check_of("resumed", _look_at_resumed)
-FINAL = check_of("final", _look_at_final)
-GENERATED = check_of("generated", _look_at_generated)
-ADAPTER = check_of("adapter", _look_at_adapter)

@@ -9,7 +9,6 @@ import numpy as np
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from dsrun.certify.checks import check_of
 from dsrun.datafiles import json_beside
 from dsrun.errors import UsageError, one_line
 from dsrun.findings.finding import Finding
@@ -151,7 +150,3 @@ class LearnedChat:
     def _read(self, ids: Sequence[int]) -> str:
         """The text without white space, of which tokenizers make this and that."""
         return "".join(self.tokenizer.decode(ids).split())
-
-
-IDS = check_of("ids", ids)
-CHAT = check_of("chat", chat)

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from dsrun.certify.checks import check_of
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -33,7 +32,7 @@ _BUFFERS = 1e-3
 """Share of the parameters by which two counts may differ."""
 
 
-def _look_at_stored(subject: CertifySubject) -> Iterator[Finding]:
+def stored(subject: CertifySubject) -> Iterator[Finding]:
     """The real files against the class that is trained, which is built without storage."""
     found = subject.found
     if not any((found.folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
@@ -59,7 +58,7 @@ def _look_at_stored(subject: CertifySubject) -> Iterator[Finding]:
     yield finding_of("stored.fit", tensors=in_files, kind=kind)
 
 
-def _look_at_loaded(subject: CertifySubject) -> Iterator[Finding]:
+def loaded(subject: CertifySubject) -> Iterator[Finding]:
     """The small model as training loads it, saved, and loaded again.
 
     None of its weights is one number throughout (small.py), and all are the same however often they are loaded, unless
@@ -83,7 +82,7 @@ def _look_at_loaded(subject: CertifySubject) -> Iterator[Finding]:
         yield finding_of("loaded.same", weights=len(weights))
 
 
-def _look_at_tied(subject: CertifySubject) -> Iterator[Finding]:
+def tied(subject: CertifySubject) -> Iterator[Finding]:
     """Weights that are one by the config are one tensor once loaded, and after a save too; others are not."""
     model = _loaded(subject, 1)
     stored = json.loads((subject.small / "config.json").read_text(encoding="utf-8"))
@@ -102,7 +101,7 @@ def _look_at_tied(subject: CertifySubject) -> Iterator[Finding]:
     yield finding_of("tied.as_said", names=", ".join(sorted(pairs))) if pairs else finding_of("tied.none")
 
 
-def _look_at_counted(subject: CertifySubject) -> Iterator[Finding]:
+def counted(subject: CertifySubject) -> Iterator[Finding]:
     """As the plan before training counts the real model, unless it knows neither files nor family, and the small one by
     its files, against the class without storage."""
     fine: list[Finding] = []
@@ -152,9 +151,3 @@ def _saved(model: Any) -> Any:
 def _others(weights: dict[str, Any], other: dict[str, Any]) -> set[str]:
     """The names of weights that the other lacks, or has otherwise."""
     return {name for name, each in weights.items() if name not in other or not torch.equal(each, other[name])}
-
-
-STORED = check_of("stored", _look_at_stored)
-LOADED = check_of("loaded", _look_at_loaded)
-TIED = check_of("tied", _look_at_tied)
-COUNTED = check_of("counted", _look_at_counted)

@@ -29,7 +29,7 @@ SOUND = [
     "mixtral-8x7b",
     "gemma-3-4b",
 ]
-CHECKS = (weights.STORED, weights.LOADED, weights.TIED, weights.COUNTED)
+CHECKS = (weights.stored, weights.loaded, weights.tied, weights.counted)
 
 
 def subject_of(name, folder):
@@ -48,8 +48,8 @@ def change(folder, **changes):
     )
 
 
-def levels(check, subject):
-    return [each.level for each in check.look(subject)]
+def levels(look, subject):
+    return [each.level for each in look(subject)]
 
 
 def changed_file(subject, **changes):
@@ -79,7 +79,7 @@ NORM = "model.norm.weight"
 )
 def test_files_that_do_not_fit_are_named(changes, llama):
     changed_file(llama, **changes)
-    (finding,) = weights.STORED.look(llama)
+    (finding,) = weights.stored(llama)
     assert (finding.level, finding.code) == ("error", "stored")
     assert next(iter(changes)) in str(finding.message)
 
@@ -99,7 +99,7 @@ def without_a_shard(folder):
 def test_files_that_are_damaged_or_missing_are_an_error(damage, llama):
     damage(llama.found.folder)
     subject = replace(llama, found=find(str(llama.found.folder)))
-    (finding,) = weights.STORED.look(subject)
+    (finding,) = weights.stored(subject)
     assert (finding.level, finding.code) == ("error", "stored")
 
 
@@ -112,20 +112,20 @@ def bare(tmp_path):
 
 
 def test_bare_config_has_no_files_to_compare(bare):
-    assert levels(weights.STORED, bare) == []
-    assert levels(weights.COUNTED, bare) == ["info"]
+    assert levels(weights.stored, bare) == []
+    assert levels(weights.counted, bare) == ["info"]
 
 
 def test_missing_weight_is_found_where_training_refuses_it(llama):
     change(llama.small, **{NORM: None})
-    assert levels(weights.LOADED, llama) == ["error"]
+    assert levels(weights.loaded, llama) == ["error"]
 
 
 @pytest.mark.parametrize("name", [NORM, "model.layers.1.self_attn.q_proj.weight"])
 def test_missing_weight_is_found_where_training_does_not_see_it(name, llama, monkeypatch):
     monkeypatch.setattr("dsrun.train.model.build_model.refuse_or_note", lambda *_, **__: [])
     change(llama.small, **{name: None})
-    (finding,) = weights.LOADED.look(llama)
+    (finding,) = weights.loaded(llama)
     assert finding.level == "error"
     assert name in str(finding.message)
 
@@ -142,7 +142,7 @@ def test_tensor_that_is_the_same_each_time_but_wrong_is_found(name, llama, monke
         return model
 
     monkeypatch.setattr(weights, "build", reversed_tensor)
-    (finding,) = weights.LOADED.look(llama)
+    (finding,) = weights.loaded(llama)
     assert finding.level == "error"
     assert name in str(finding.message)
 
@@ -156,14 +156,14 @@ def test_weight_that_a_save_changes_is_found(llama, monkeypatch):
         save_file(load_file(file) | {NORM: torch.ones(64)}, file, {"format": "pt"})
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", save)
-    (finding,) = weights.LOADED.look(llama)
+    (finding,) = weights.loaded(llama)
     assert finding.level == "error"
     assert NORM in str(finding.message)
 
 
 def test_tied_weights_that_come_apart_are_found(llama):
     change(llama.small, **{"lm_head.weight": torch.randn(128, 64)})
-    (finding,) = weights.TIED.look(llama)
+    (finding,) = weights.tied(llama)
     assert (finding.level, finding.code) == ("error", "tied")
 
 
@@ -176,12 +176,12 @@ def test_untied_weights_that_become_one_are_found(tmp_path, monkeypatch):
         return original(self)
 
     monkeypatch.setattr(LlamaForCausalLM, "get_output_embeddings", head)
-    assert levels(weights.TIED, subject) == ["error"]
+    assert levels(weights.tied, subject) == ["error"]
 
 
 def test_plan_for_another_number_of_parameters_is_found(bare, monkeypatch):
     """As one that counts the tied embedding twice."""
     original = count.describe
     monkeypatch.setattr(count, "describe", lambda config, **_: original({**config, "tie_word_embeddings": False}))
-    (finding,) = weights.COUNTED.look(bare)
+    (finding,) = weights.counted(bare)
     assert (finding.level, finding.code) == ("error", "counted")
