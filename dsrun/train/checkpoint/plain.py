@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,12 +55,8 @@ def load_weights(checkpoint: Path, like: Any, dtype: torch.dtype = torch.float32
             model, info = type(like).from_pretrained(checkpoint, ignore_mismatched_sizes=True, **asked)
     except (OSError, RuntimeError) as error:  # no weights, or not all parts of one
         raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=one_line(error)) from error
-    wrong = [
-        f"{kind.removesuffix('_keys')} {name}"
-        for kind, names in sorted(info.items())
-        for name in sorted(map(str, names))
-    ]
-    if wrong:
+    kinds = {kind.removesuffix("_keys"): sorted(map(str, names)) for kind, names in sorted(info.items())}
+    if wrong := [f"{kind} {name}" for kind, names in kinds.items() for name in names]:
         raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=", ".join(wrong[:3]))
     found: dict[str, torch.Tensor] = model.state_dict()
     return found
@@ -70,8 +67,7 @@ def check_adapter(checkpoint: Path, adapted: Any) -> None:
     # Whether embeddings are saved beside it may follow from what the Hub answers.
     own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     stored = {each.name for each in stored_weights(checkpoint, ADAPTER)}
-    wrong = sorted((own - stored) | (stored - own - adapted.state_dict().keys()))
-    if wrong:
+    if wrong := sorted((own - stored) | (stored - own - adapted.state_dict().keys())):
         raise refusal("checkpoint.weights", checkpoint=checkpoint, wrong=", ".join(wrong[:3]))
 
 
@@ -118,26 +114,14 @@ class PlainCheckpoint:
         adapter = stored_weights(checkpoint, ADAPTER)
         self._weights = {each.name: each.read() for each in adapter} or load_weights(checkpoint, order.model)
 
-    @property
-    def parameters(self) -> dict[str, ShapeOnly]:
-        return {name: ShapeOnly(tuple(self._states[i]["exp_avg"].shape)) for name, i in self._numbers.items()}
-
-    @property
-    def states(self) -> tuple[str, ...]:
+        shapes = {name: tuple(self._states[i]["exp_avg"].shape) for name, i in self._numbers.items()}
+        self.parameters = {name: ShapeOnly(shape) for name, shape in shapes.items()}
         first = self._states[0]
-        return tuple(name for name, value in first.items() if torch.is_tensor(value) and value.dim() > 0)
-
-    @property
-    def step(self) -> int:
-        return int(self._states[0]["step"])
-
-    @property
-    def counters(self) -> dict[str, Any]:
-        return {"global_steps": self.step, "global_samples": 0, "skipped_steps": 0, "ds_version": deepspeed.__version__}
-
-    @property
-    def loss_scaler(self) -> dict[str, Any]:
-        return {}
+        self.states = tuple(name for name, value in first.items() if torch.is_tensor(value) and value.dim() > 0)
+        self.step = int(first["step"])
+        counted = {"global_steps": self.step, "global_samples": 0, "skipped_steps": 0}
+        self.counters: dict[str, Any] = {**counted, "ds_version": deepspeed.__version__}
+        self.loss_scaler: dict[str, Any] = {}
 
     def read(self, name: str, state: str = "fp32") -> torch.Tensor:
         if state != "fp32":
@@ -180,21 +164,19 @@ def write_plain(source: Any, checkpoint: Path, folder: Path, order: TrainerOrder
 
 
 def _optimizer(source: Any, groups: list[list[str]]) -> dict[str, Any]:
-    missing = {name for group in groups for name in group} ^ set(source.parameters)
-    if missing:
-        raise UsageError(f"{sorted(missing)[0]} is trained in one of the checkpoint and this run, and not in the other")
     ordered = [name for group in groups for name in group]
+    if missing := set(ordered) ^ set(source.parameters):
+        raise UsageError(f"{min(missing)} is trained in one of the checkpoint and this run, and not in the other")
     step = torch.tensor(float(source.step))
     state = {
         number: {"step": step.clone(), **{each: source.read(name, each) for each in source.states}}
         for number, name in enumerate(ordered)
     }
     hyper = source.param_groups
-    start = 0
+    numbers = iter(state)
     saved = []
     for index, group in enumerate(groups):
         # DeepSpeed's Adam has one group; in the Trainer's, norms and biases do not decay.
         base = hyper[index] if index < len(hyper) else {**hyper[0], "weight_decay": 0.0}
-        saved.append({**base, "params": list(range(start, start + len(group)))})
-        start += len(group)
+        saved.append({**base, "params": list(islice(numbers, len(group)))})
     return {"state": state, "param_groups": saved}
