@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from dsrun.errors import DsrunError
@@ -15,6 +16,7 @@ from dsrun.system.process.interrupt import end_at_ctrl_c
 from dsrun.system.process.process_end import end
 from dsrun.system.terminal.stderr import print_error
 
+_say = partial(print, file=sys.stderr, flush=True)
 _LIBRARIES = "loading torch, transformers and DeepSpeed"
 
 
@@ -38,10 +40,6 @@ def main(text: str, folder: str) -> int:
     found["cpu_seconds"] = round(sum(os.times()[:4]), 1)
     os.write(product, json.dumps(found).encode() + b"\n")
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

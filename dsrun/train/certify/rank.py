@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -37,7 +36,9 @@ def main(file: str) -> int:
             traceback.print_exc()
             error = one_line(raised)
         if rank == 0 or error:
-            _done(file, {"run": name, "rank": rank, "error": error, "seconds": round(time.monotonic() - began, 2)})
+            outcome = {"run": name, "rank": rank, "error": error, "seconds": round(time.monotonic() - began, 2)}
+            with Path(f"{file}.done").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(outcome) + "\n")
         if error:
             return 1
         _forget()
@@ -52,11 +53,6 @@ def _train(flags: list[str], rank: int) -> None:
         RunFolder.create(folder.path)
     world = world_from_env(use_cpu=bool(recipe.hf.get("use_cpu")))
     run(recipe, "small model", world, folder, Console(None))
-
-
-def _done(file: str, outcome: dict[str, Any]) -> None:
-    with Path(f"{file}.done").open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(outcome) + "\n")
 
 
 def _forget() -> None:

@@ -10,11 +10,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -40,17 +38,16 @@ _STEP = 2
 """Of the checkpoint that a run goes on with."""
 
 
-@dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(NamedTuple):
+    """`after` is the run that comes before, as this uses what that leaves; with `resumes` it goes on with a checkpoint
+    of it. `says` is what it is, for people."""
+
     name: str
     ranks: int
     flags: list[str]
     after: str = ""
-    """The run that comes before, as it uses what that leaves."""
     resumes: bool = False
-    """Whether it goes on with a checkpoint of that run."""
     says: str = ""
-    """What it is, for people."""
 
 
 def planned(subject: CertifySubject, scratch: Path) -> list[PlannedRun]:
@@ -92,9 +89,10 @@ def train_all(
             if before and before.error:
                 outcomes[run.name] = replace(before, name=run.name)
         waiting = [run for run in waiting if run.name not in outcomes]
-        ready = list(takewhile(partial(_may_begin, waiting[0].ranks, {"", *outcomes}), waiting)) if waiting else []
-        if ready:
-            ranks = ready[0].ranks
+        if waiting:
+            ranks = waiting[0].ranks
+            others = (at for at, run in enumerate(waiting) if run.ranks != ranks or run.after not in {"", *outcomes})
+            ready = waiting[: next(others, len(waiting))]
             notify(f"training on {ranks} rank{'s' * (ranks > 1)}: {', '.join(run.name for run in ready)}")
             for run in ready:
                 if run.resumes:
@@ -103,10 +101,6 @@ def train_all(
             outcomes |= {each.name: each for each in ended}
             waiting = waiting[len(ended) :]
     return outcomes
-
-
-def _may_begin(ranks: int, ended: set[str], run: PlannedRun) -> bool:
-    return run.ranks == ranks and run.after in ended
 
 
 def _begin(folder: Path, source: Path) -> None:
@@ -130,13 +124,8 @@ class _RankGroup:
         self._runs, self._scratch, self._limit_s = runs, scratch, request.limit_s
         self._file = scratch / f"{runs[0].name}.{count}.json"
         self._file.write_text(json.dumps([[run.name, run.flags] for run in runs]), encoding="utf-8")
-        shared = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-        }
+        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
         self._processes: list[ForkedProcess] = []
         for rank, forked in enumerate(prefork(RANK, count)):
             log = self._file.with_suffix(f".rank-{rank}.log")

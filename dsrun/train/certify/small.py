@@ -1,6 +1,7 @@
 """The small model of an architecture: its config with two layers of each kind and small sizes, all else as it is, and
 random weights."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,6 @@ def _marks(name: str, value: Any, count: int) -> list[Any] | None:
     return value if isinstance(value, list) and len(value) == count else None
 
 
-class _Settings(dict[str, Any]):
-    """Names for expressions, None for what a config does not have."""
-
-    def __missing__(self, name: str) -> Any:
-        return {"min": min, "max": max}.get(name)
-
-
 class _ConfigCut:
     """The `settings` of a config when it is cut; `ids` are the special tokens' new numbers."""
 
@@ -129,7 +123,8 @@ class _ConfigCut:
             self.old[_OVERRIDES] = [own.get(layer) for layer in range(self.count)]
         parts = {name: each for name, each in vars(config).items() if isinstance(each, PreTrainedConfig)}
         common = {"width": self._common("hidden_size"), "heads": self._common("num_attention_heads")}
-        self.names = _Settings(self.old | common)
+        # Names for expressions: None for what a config does not have.
+        self.names = defaultdict[str, Any](lambda: None, self.old | common | {"min": min, "max": max})
         left_out = {"quantization_config", *parts}
         self.settings = {name: value for name, value in self._with_few_layers().items() if name not in left_out}
         self.settings = {name: self._resized(name, value) for name, value in self.settings.items()}
@@ -155,7 +150,7 @@ class _ConfigCut:
             return [self._resized(name, each) for each in value]
         if type(value) is not int or value <= 0 or name not in _SIZES:
             return value
-        return int(evaluate(_SIZES[name], _Settings(self.names, old=value, usual=self.old[name])))
+        return int(evaluate(_SIZES[name], self.names | {"old": value, "usual": self.old[name]}))
 
     def _with_few_layers(self) -> dict[str, Any]:
         """Of each kind of layers the first ones; of other stacks of layers, which have but one kind, too."""

@@ -138,9 +138,8 @@ def generated(subject: CertifySubject) -> Iterator[Finding]:
     )
     same = sum(one == other for one, other in zip(sharded, plain, strict=False))
     ok = same == len(sharded) == len(plain) > 0
-    yield finding_of(
-        "generated.same" if ok else "generated.other", where="" if ok else "generating", same=same, texts=len(plain)
-    )
+    key, where = ("generated.same", "") if ok else ("generated.other", "generating")
+    yield finding_of(key, where=where, same=same, texts=len(plain))
 
 
 def adapter(subject: CertifySubject) -> Iterator[Finding]:
