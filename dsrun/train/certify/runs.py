@@ -20,6 +20,7 @@ from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.launch.workers.spawn import ForkedProcess, prefork
+from dsrun.runs.folder import RunFolder
 from dsrun.system.net import free_port
 from dsrun.train.certify.subject import CertifySubject, SmallRun
 
@@ -108,7 +109,7 @@ def _begin(folder: Path, source: Path) -> None:
     if not folder.exists():
         name = f"checkpoint-{_STEP}"
         shutil.copytree(source / name, folder / name)
-        shutil.copy(source / "run.json", folder)
+        shutil.copy(RunFolder(source).run_json, folder)
 
 
 def _cpu_seconds(processes: list[ForkedProcess]) -> float:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import finding_of
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.train.certify.subject import CertifySubject, SmallRun
 
@@ -46,7 +47,7 @@ def bounds_of(subject: CertifySubject) -> CurveBounds:
 
 def curve_of(run: SmallRun, *, after: int = 0) -> RunCurve:
     """Losses and gradient norms of the steps `after` that step."""
-    rows = [row for row in read_records(run.folder / "metrics.jsonl") if "loss" in row and row["step"] > after]
+    rows = [row for row in read_records(RunFolder(run.folder).metrics) if "loss" in row and row["step"] > after]
     return RunCurve(tuple(row["loss"] for row in rows), tuple(row["grad_norm"] for row in rows))
 
 
@@ -121,8 +122,8 @@ def stages(subject: CertifySubject) -> Iterator[Finding]:
     yield from findings
     if has_errors(findings):
         return
-    reference = subject.runs["two-ranks"].folder / "model"
+    reference = RunFolder(subject.runs["two-ranks"].folder).model
     for name in names:
-        apart = moved_apart(subject.runs[name].folder / "model", reference, subject.small)
+        apart = moved_apart(RunFolder(subject.runs[name].folder).model, reference, subject.small)
         if apart > bounds_of(subject).weights:
             yield finding_of("stages.weights", where=name, apart=100 * apart)

@@ -11,6 +11,7 @@ from torch.nn import Linear
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.models.headers import read_header, stored_weights
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.train.certify.look.forward import LENGTH, logits_of, small_model
 from dsrun.train.certify.look.losses import bounds_of, curve_of, difference, moved_apart
@@ -21,7 +22,7 @@ _SAVED = 2
 """The step after which runs go on."""
 _LITTLE = 1e-5
 """Of the size of a weight."""
-_RESUMED = {"resumed": ("reference", True), "readapted": ("adapter", True), "resharded": ("zero3", False)}
+_RESUMED = {"resumed": ("reference", True), "readapted": ("lora", True), "resharded": ("zero3", False)}
 """Runs that go on with one, and whether on as many ranks."""
 
 
@@ -33,7 +34,7 @@ def resumed(subject: CertifySubject) -> Iterator[Finding]:
             continue
         found, expected = curve_of(subject.runs[name]), curve_of(subject.runs[source], after=_SAVED)
         losses, norms = difference(found.losses, expected.losses), difference(found.norms, expected.norms)
-        one, other = (subject.runs[each].folder / "model" for each in (name, source))
+        one, other = (RunFolder(subject.runs[each].folder).model for each in (name, source))
         apart = moved_apart(one, other, subject.small)
         limits = (0.0, 0.0, 0.0) if exact and not subject.request.gpus else bounds
         if losses > limits[0] or norms > limits[1] or apart > limits[2]:
@@ -58,9 +59,9 @@ def final(subject: CertifySubject) -> Iterator[Finding]:
 def _tensors(subject: CertifySubject, name: str) -> Iterator[Finding]:
     if name not in subject.runs:
         return
-    before, after = _shapes(subject.small), _shapes(subject.runs[name].folder / "model")
+    before, after = _shapes(subject.small), _shapes(RunFolder(subject.runs[name].folder).model)
     missing, extra = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
-    if not (subject.runs[name].folder / "model" / "generation_config.json").is_file():
+    if not (RunFolder(subject.runs[name].folder).model / "generation_config.json").is_file():
         missing.append("generation_config.json")
     changed = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
     for variant, keys in (("missing", missing), ("extra", extra), ("changed", changed)):
@@ -85,8 +86,8 @@ def _untrained(subject: CertifySubject) -> Iterator[Finding]:
 
 def _without_adapter(subject: CertifySubject) -> Iterator[Finding]:
     """Linear layers that training moves, but LoRA does not, or whose adapter is not saved."""
-    model, whole, adapted = small_model(subject), _still(subject, "reference"), _still(subject, "adapter")
-    header = read_header(subject.runs["adapter"].folder / "adapter" / "adapter_model.safetensors")
+    model, whole, adapted = small_model(subject), _still(subject, "reference"), _still(subject, "lora")
+    header = read_header(RunFolder(subject.runs["lora"].folder).adapter / "adapter_model.safetensors")
     saved = {name.removeprefix("base_model.model.").replace("lora_B.", "") for name in header}
     layers = [name for name, each in model.named_modules() if isinstance(each, Linear)]
     weights = {f"{name}.weight" for name in layers if model.get_submodule(name) is not model.get_output_embeddings()}
@@ -96,7 +97,7 @@ def _without_adapter(subject: CertifySubject) -> Iterator[Finding]:
 
 def _still(subject: CertifySubject, run: str) -> set[str]:
     """What that run has left as it was."""
-    before, after = (_trained(small_model(subject, at)) for at in (None, subject.runs[run].folder / "model"))
+    before, after = (_trained(small_model(subject, at)) for at in (None, RunFolder(subject.runs[run].folder).model))
     return {name for name, each in before.items() if torch.equal(each, after[name])}
 
 
@@ -126,7 +127,7 @@ def _same_evaluation(
 
 def _evaluation(folder: Path) -> float:
     """The loss of the run's last evaluation."""
-    return float([row["eval_loss"] for row in read_records(folder / "metrics.jsonl") if "eval_loss" in row][-1])
+    return float([row["eval_loss"] for row in read_records(RunFolder(folder).metrics) if "eval_loss" in row][-1])
 
 
 def generated(subject: CertifySubject) -> Iterator[Finding]:
@@ -143,12 +144,12 @@ def generated(subject: CertifySubject) -> Iterator[Finding]:
 
 
 def adapter(subject: CertifySubject) -> Iterator[Finding]:
-    if "adapter" not in subject.runs:
+    if "lora" not in subject.runs:
         return
-    problems = list(_tensors(subject, "adapter"))
+    problems = list(_tensors(subject, "lora"))
     left_out = [] if problems else list(_without_adapter(subject))
     yield from problems + left_out
     if "merged" in subject.runs and not problems:
-        yield from _same_evaluation(subject, "adapter", "merged", same="adapter.same_loss", other="adapter.other_loss")
+        yield from _same_evaluation(subject, "lora", "merged", same="adapter.same_loss", other="adapter.other_loss")
     elif not problems + left_out:
         yield finding_of("adapter.trained")

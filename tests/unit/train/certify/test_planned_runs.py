@@ -40,7 +40,7 @@ def test_flags_of_each_run_are_those_of_train(asked, tmp_path):
 def test_runs_are_those_that_were_asked_for(tmp_path):
     names = {run.name for run in runs.planned(subject(tmp_path), tmp_path)}
     assert "zero1" not in names
-    assert {"reference", "zero2", "zero3", "adapter", "merged", "resumed"} <= names
+    assert {"reference", "zero2", "zero3", "lora", "merged", "resumed"} <= names
     stages = {run.name for run in runs.planned(subject(tmp_path, stages=(2,), lora=False), tmp_path)}
     assert stages == {"reference", "accumulated", "kernels", "plain", "resumed", "two-ranks"}
     alone = runs.planned(subject(tmp_path, gpus=1), tmp_path)
@@ -80,8 +80,8 @@ def test_runs_after_a_failed_one_have_its_error_and_others_go_on(tmp_path, monke
     assert {name for name, run in found.items() if run.error} == {"zero3", "generating", "resharded", "reloaded"}
     assert set(found) == {run.name for run in runs.planned(of, tmp_path)}
     assert groups == [
-        ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "adapter"],
-        ["adapter"], ["readapted"], ["merged"],
+        ["reference", "accumulated", "kernels", "plain"], ["resumed"], ["two-ranks", "zero2", "zero3", "lora"],
+        ["lora"], ["readapted"], ["merged"],
     ]  # fmt: skip
 
 
