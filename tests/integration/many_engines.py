@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
+from dsrun.train.certify.rank import forget
 from dsrun.train.loop.engine import prepare_ops
 from tests.integration.as_rank import run_to_the_end
-from tests.integration.forgetting import forget
 
 LENGTH = 16
 

@@ -17,9 +17,9 @@ from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
+from dsrun.train.certify.rank import forget
 from dsrun.train.run import run
 from tests.integration.as_rank import run_to_the_end
-from tests.integration.forgetting import forget
 
 MAY_FAIL = "may-fail"
 

@@ -66,6 +66,26 @@ def rules_read_sharded_shapes() -> None:
 
 
 @fault
+def own_output_embedding_is_tied_where_sharded() -> None:
+    """FLAN-T5 and mT5 began, and were saved, without theirs under ZeRO-3."""
+    from contextlib import contextmanager
+
+    from transformers import modeling_utils
+
+    from dsrun.train.model import build_model
+
+    stock, loading = modeling_utils._tied_params_are_equal, build_model.loading
+
+    @contextmanager
+    def as_stock() -> Any:
+        with loading():
+            modeling_utils._tied_params_are_equal = stock
+            yield
+
+    build_model.loading = as_stock
+
+
+@fault
 def loss_is_divided_by_accumulation_again() -> None:
     """What the stock Trainer does with models whose loss is a sum over the global batch."""
     from dsrun.train.loop.trainer import RunTrainer

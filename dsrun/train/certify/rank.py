@@ -41,7 +41,7 @@ def main(file: str) -> int:
                 lines.write(json.dumps(outcome) + "\n")
         if error:
             return 1
-        _forget()
+        forget()
     destroy_process_group()
     return 0
 
@@ -55,7 +55,7 @@ def _train(flags: list[str], rank: int) -> None:
     run(recipe, "small model", world, folder, Console(None))
 
 
-def _forget() -> None:
+def forget() -> None:
     """Reset what a fresh process would not know of the engine and the Trainer before it."""
     gc.collect()
     unset_hf_deepspeed_config()

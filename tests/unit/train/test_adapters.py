@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -191,3 +192,15 @@ def test_freeze_pattern_without_a_match_names_a_near_one():
 def test_freezing_everything_refused():
     with pytest.raises(UsageError, match="nothing is left to train"):
         freeze(llama(), ["*"])
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "llama"])
+def test_all_linear_leaves_out_what_peft_refuses_by_name(kind):
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "intermediate_size": 32}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    known = AutoConfig.for_model(kind)
+    config = type(known)(**{name: value for name, value in sizes.items() if name in known.to_dict()})
+    adapted = add_lora(AutoModelForCausalLM.from_config(config), TrainSpec(model_type=kind, lora=2), "causal-lm")
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    assert layers
+    assert not layers & {"out_proj", "conv1d"}
