@@ -1,0 +1,46 @@
+"""What ZeRO-3 is told of a model before there is an engine."""
+
+from __future__ import annotations
+
+import torch
+from deepspeed.utils.z3_leaf_module import z3_leaf_module
+
+from dsrun.train.model.zero3 import fetch_experts_whole
+
+
+class CalledExperts(torch.nn.Module):
+    """As DBRX's: called itself, with modules inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp = torch.nn.Linear(2, 2)
+
+    def forward(self, hidden):
+        return self.mlp(hidden)
+
+
+class FusedExperts(torch.nn.Module):
+    """As Mixtral's: parameters of its own alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Parameter(torch.ones(2, 2, 2))
+
+
+def holding(experts):
+    block = torch.nn.Module()
+    block.experts = experts
+    model = torch.nn.Module()
+    model.block = block
+    return model
+
+
+def test_experts_that_are_modules_are_fetched_as_one():
+    called = holding(CalledExperts())
+    listed = holding(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]))
+    fused = holding(FusedExperts())
+    models = (called, listed, fused)
+    for model in models:
+        fetch_experts_whole(model)
+    leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
+    assert leaves == [["block.experts"], ["block"], []]
