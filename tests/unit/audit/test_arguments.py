@@ -55,6 +55,7 @@ def test_arguments_run_nothing(tmp_path: Path) -> None:
         pickled({})[:50],
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
     ],
+    ids=["empty", "end", "dict", "list", "system", "cut off", "length"],  # a zip's own content holds the time
 )
 def test_damaged_arguments_are_none(content: bytes, tmp_path: Path) -> None:
     found = read_arguments(archive(tmp_path, content))
