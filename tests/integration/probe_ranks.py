@@ -11,7 +11,16 @@ import deepspeed
 import torch
 from deepspeed.utils import logger
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    DbrxConfig,
+    DbrxForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop.engine import prepare_ops
@@ -21,6 +30,16 @@ from tests.integration.as_rank import run_to_the_end
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+# Its experts read the weights of a module below them; Gemma 3n's layers call methods of a module that reads its own.
+DBRX = DbrxConfig(
+    vocab_size=64, d_model=32, n_heads=4, n_layers=2, max_seq_len=64,
+    attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+    ffn_config={"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+)  # fmt: skip
+GEMMA = {
+    "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "head_dim": 8, "num_kv_shared_layers": 0,
+    "laurel_rank": 8, "activation_sparsity_pattern": None, "pad_token_id": None,
 }  # fmt: skip
 CONFIG: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
 
@@ -67,6 +86,8 @@ def main(out: str) -> None:
         "one raises": sharded(LlamaForCausalLM, llama),
         "one is full": sharded(LlamaForCausalLM, llama),
         "experts": sharded(MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)),
+        "reads another's": sharded(DbrxForCausalLM, DBRX),
+        "not called": sharded(Gemma3nForCausalLM, Gemma3nTextConfig(**SIZES, **GEMMA)),
     }
     if world.rank == 1:
         with_failure(models["one raises"], RuntimeError("on one rank"))

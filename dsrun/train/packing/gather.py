@@ -3,9 +3,8 @@
 Gathering is a collective. So that no rank waits for one that has given up, the ranks agree before each that all go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,14 +23,21 @@ def gathered(model: Any) -> Iterator[None]:
     if not any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         yield
         return
-    gathering = _Gathering()
+    gathering, original = _Gathering(), torch.nn.Module.__getattr__
+
+    def read(module: Any, name: str) -> Any:
+        """Modules read parameters of others (Peft's layers, DBRX's experts), and their own uncalled (Gemma 3n's)."""
+        if isinstance(found := original(module, name), torch.nn.Parameter):
+            gathering.fetch([found])
+        return found
+
     with ExitStack() as stack:
         stack.callback(gathering.close)
         for module in model.modules():
-            if parameters := _needed(module):
-                enter = partial(gathering.enter, parameters)
-                stack.callback(module.register_forward_pre_hook(enter).remove)
-                stack.callback(module.register_forward_hook(gathering.leave).remove)
+            stack.callback(module.register_forward_pre_hook(gathering.enter).remove)
+            stack.callback(module.register_forward_hook(gathering.leave).remove)
+        stack.callback(setattr, torch.nn.Module, "__getattr__", original)
+        torch.nn.Module.__getattr__ = read
         try:
             yield
         except Exception:
@@ -40,35 +46,28 @@ def gathered(model: Any) -> Iterator[None]:
         gathering.agree(True)
 
 
-def _needed(module: Any) -> list[Any]:
-    """The parameters that a module's own forward reads. Peft's layers read the weights of their adapters, and some that
-    of the layer they wrap, without a call to the modules that hold them."""
-    own = list(module.parameters(recurse=False))
-    if hasattr(module, "base_layer") and hasattr(module, "get_base_layer"):
-        own += [each for name, child in module.named_children() if name != "base_layer" for each in child.parameters()]
-        own += module.get_base_layer().parameters(recurse=False)
-    return own
-
-
 class _Gathering:
     def __init__(self) -> None:
         # What is gathered now, the last one last: the module, and the context to leave.
         self._open: list[tuple[Any, Any]] = []
         self._given_up = False
 
-    def enter(self, parameters: list[Any], module: Any, _: Any) -> None:
+    def enter(self, module: Any, _: Any) -> None:
+        self._open.append((module, ExitStack()))
+        self.fetch(module.parameters(recurse=False))
+
+    def fetch(self, parameters: Iterable[Any]) -> None:
+        """Gather those that are sharded, until the innermost module is left that is called now."""
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
         sharded = [p for p in parameters if getattr(p, "ds_status", None) == ZeroParamStatus.NOT_AVAILABLE]
-        context = ExitStack()
-        if sharded:
+        if sharded and self._open:
             full = _out_of_memory(sharded)
             self.agree(full is None)
             if full is not None:
                 raise full
-            context.enter_context(GatheredParameters(sharded))
-        self._open.append((module, context))
+            self._open[-1][1].enter_context(GatheredParameters(sharded))
 
     def leave(self, module: Any, _: Any, __: Any) -> None:
         # A module that caught what another raised has not left that one.
