@@ -87,5 +87,8 @@ def fetch_experts_whole(model: Any) -> None:
     for name, module in model.named_modules():
         above, _, last = name.rpartition(".")
         if last == "experts" and any(True for child in module.children() for _ in child.parameters()):
-            called = type(module).forward is not torch.nn.ModuleList.forward
-            set_z3_leaf_module(module if called else model.get_submodule(above), True)
+            forward = type(module).forward
+            listed = forward is torch.nn.ModuleList.forward
+            # JetMoE calls methods of them instead, and gradients of a leaf that is not called are lost.
+            if listed or "NotImplementedError" not in forward.__code__.co_names:
+                set_z3_leaf_module(model.get_submodule(above) if listed else module, True)

@@ -27,6 +27,13 @@ class FusedExperts(torch.nn.Module):
         self.down = torch.nn.Parameter(torch.ones(2, 2, 2))
 
 
+class ExpertsOfMethods(CalledExperts):
+    """As JetMoE's in attention: they are never called themselves."""
+
+    def forward(self, hidden):
+        raise NotImplementedError("call its methods")
+
+
 def holding(experts):
     block = torch.nn.Module()
     block.experts = experts
@@ -39,8 +46,8 @@ def test_experts_that_are_modules_are_fetched_as_one():
     called = holding(CalledExperts())
     listed = holding(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]))
     fused = holding(FusedExperts())
-    models = (called, listed, fused)
+    models = (called, listed, fused, holding(ExpertsOfMethods()))
     for model in models:
         fetch_experts_whole(model)
     leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
-    assert leaves == [["block.experts"], ["block"], []]
+    assert leaves == [["block.experts"], ["block"], [], []]
