@@ -121,7 +121,9 @@ class TrainerLog:
         numbers = ((key, _number(value)) for key, value in values.items() if key.startswith("eval"))
         evaluated = {key: number for key, number in numbers if number is not None}
         self.max_steps = _count(found.pop("max_steps", None)) or self.max_steps
-        if "loss" not in found and any(_is_broken(values.get(name)) for name in KEYS["loss"]):
+        # The Trainer writes a loss of 0 in place of NaN.
+        names = KEYS["grad_norm"] if found.get("loss") == 0 else () if "loss" in found else KEYS["loss"]
+        if any(_is_broken(values.get(name)) for name in names):
             found["loss"] = math.nan
         step = self._step_of(found)
         if evaluated and "loss" not in found:

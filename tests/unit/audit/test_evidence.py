@@ -42,6 +42,15 @@ def test_a_log_of_any_kind_tells_the_same(written: bytes, tmp_path: Path) -> Non
     assert evidence_of(log)["log"]["log_accumulation"] == 4
 
 
+@pytest.mark.parametrize("row", ["{'loss': 0.0, 'grad_norm': nan}", "{'loss': '0', 'grad_norm': 'nan', 'epoch': '1'}"])
+def test_loss_of_0_that_stands_for_nan_in_a_log(row: str, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(f"***** Running training *****\n{row}\n{row}\n")
+    assert affected(log) == ["not_finite", "nan_steps"]
+    log.write_text("***** Running training *****\n{'loss': 0.0, 'grad_norm': 0.0}\n{'loss': 0.0, 'grad_norm': 0.1}\n")
+    assert affected(log) == []
+
+
 def test_signs_at_the_borders_of_pieces_are_found(tmp_path: Path) -> None:
     """Logs are read in pieces of megabytes, and the last value counts."""
     log = tmp_path / "train.log"
