@@ -152,6 +152,20 @@ def test_layer_that_computes_something_else_the_second_time(built, monkeypatch):
     assert found(RECOMPUTED, built("llama")) == [("error", "recomputed_differs")]
 
 
+def test_recomputed_gradient_that_is_no_number(built, monkeypatch):
+    forward, calls = modeling_llama.LlamaMLP.forward, []
+
+    def counted(self, hidden):
+        calls.append(1)
+        made = forward(self, hidden)
+        if len(calls) <= 2:  # two layers; with recomputation, each runs a second time
+            made.register_hook(lambda gradient: gradient * torch.nan)
+        return made
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", counted)
+    assert found(RECOMPUTED, built("llama")) == [("error", "recomputed_differs")]
+
+
 def test_model_that_cannot_recompute_is_left_out(built, monkeypatch):
     monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "supports_gradient_checkpointing", False)
     assert found(RECOMPUTED, built("llama")) == []
