@@ -22,6 +22,7 @@ from dsrun.datafiles import evaluate, toml_beside
 from dsrun.launch.workers.spawn import ForkedProcess, prefork
 from dsrun.runs.folder import RunFolder
 from dsrun.system.net import free_port
+from dsrun.system.variables import CACHE
 from dsrun.train.certify.subject import CertifySubject, SmallRun
 
 _TABLE = toml_beside(__file__)
@@ -125,7 +126,8 @@ class _RankGroup:
         self._runs, self._scratch, self._limit_s = runs, scratch, request.limit_s
         self._file = scratch / f"{runs[0].name}.{count}.json"
         self._file.write_text(json.dumps([[run.name, run.flags] for run in runs]), encoding="utf-8")
-        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        # What they keep is of no use to others, and the user's cache may be read-only.
+        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), CACHE: f"{scratch}/cache"}
         shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
         self._processes: list[ForkedProcess] = []
         for rank, forked in enumerate(prefork(RANK, count)):
@@ -155,8 +157,9 @@ class _RankGroup:
         # On a busy machine ranks that wait for each other's turn take many times as long, but they do compute.
         while now - worked < self._limit_s and now - began < _BUSY * self._limit_s:
             if found := self._said(run):
-                # Of several ranks that fail, the others may only have lost a peer.
-                return min((each["rank"], each["error"], each["seconds"]) for each in found)[1:]
+                # Of several ranks that fail, those after the first may only have lost a peer.
+                first = next((each for each in found if each["error"]), found[0])
+                return first["error"], first["seconds"]
             codes = [process.poll() for process in self._processes]
             if any(codes) and not self._said(run):
                 rank, code = next((rank, code) for rank, code in enumerate(codes) if code)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from dsrun.certify.checks import CHECK_FACTS
@@ -108,3 +111,29 @@ def test_run_without_an_end_has_longer_where_it_computes(rate, times, tmp_path, 
     (ended,) = group.outcomes()
     assert ended.error
     assert ended.seconds == pytest.approx(60 * times, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ([(0, "")], ""),
+        ([(1, "the cause"), (0, "connection lost")], "the cause"),
+        ([(0, ""), (1, "after rank 0 has ended")], "after rank 0 has ended"),
+    ],
+)
+def test_error_of_a_run_is_that_of_the_rank_that_failed_first(told, error, tmp_path, monkeypatch):
+    ranks = SimpleNamespace(pid=2**22 + 1, poll=lambda: None, wait=lambda: None)
+    environs = []
+
+    def exec_rank(argv, env, _):
+        environs.append(env)
+        lines = [json.dumps({"run": run.name, "rank": rank, "error": each, "seconds": 1.0}) for rank, each in told]
+        (tmp_path / f"{run.name}.2.json.done").write_text("".join(f"{line}\n" for line in lines))
+        return ranks
+
+    monkeypatch.setattr(runs, "prefork", lambda *_: [SimpleNamespace(exec_rank=exec_rank)] * 2)
+    run = next(each for each in runs.planned(subject(tmp_path), tmp_path) if each.ranks == 2)
+    (ended,) = runs._RankGroup([run], 2, tmp_path, CertifyRequest(model="m")).outcomes()
+    assert ended.error == error
+    # The user's own cache may be read-only.
+    assert {env["DSRUN_CACHE"] for env in environs} == {str(tmp_path / "cache")}
