@@ -8,7 +8,7 @@ from dsrun.certify.checks import CHECK_FACTS
 from tools.certify.record import Rows, read_record
 from tools.docs import table
 
-MARKS = {"pass": "✓", "fail": "**✕**", "warn": "!", "skip": "", "": "?"}
+MARKS = {"pass": "✓", "fail": "**✕**", "warn": "!", "skip": "", "open": "?", "": "?"}
 
 
 def checks() -> str:

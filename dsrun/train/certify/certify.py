@@ -61,13 +61,13 @@ def _subject(request: CertifyRequest, scratch: Path) -> CertifySubject | DsrunEr
 
 
 def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) -> CheckResult:
-    """What a check finds, in a fork. An error of a run that it needs is its finding, unless an earlier check had it."""
+    """What a check finds, in a fork. An error of a run that it needs is its finding, which stands once."""
     began = monotonic()
     needed = [subject.runs[name] for name in CHECK_FACTS[check.code].get("runs", ()) if name in subject.runs]
     failed = {run.error: run for run in reversed(needed) if run.error}
     findings: tuple[Finding, ...]
     if failed:
-        findings = tuple(_failed(check, run, subject) for error, run in failed.items() if error not in blamed)
+        findings = tuple(_failed(check, run, subject, told=error in blamed) for error, run in failed.items())
         blamed.update(failed)
     else:
         try:
@@ -78,7 +78,9 @@ def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) 
     return CheckResult(check=check, findings=mended, seconds=round(monotonic() - began, 2))
 
 
-def _failed(check: Check, run: SmallRun, subject: CertifySubject) -> Finding:
+def _failed(check: Check, run: SmallRun, subject: CertifySubject, *, told: bool) -> Finding:
+    if told:
+        return finding_of("run_open", prefix=f"{check.code}_", run=run.says)
     error = run.error.replace(str(subject.small), "the small model")  # whose folder is gone when this is read
     return finding_of("run_failed", prefix=f"{check.code}_", where=run.name, run=run.says, error=error)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from dsrun.certify.request import CertifyRequest
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.train.certify import certify
 from dsrun.train.certify.look import CHECKS
+from dsrun.train.certify.subject import SmallRun
 
 BY_CODE = {check.code: check for check in CHECKS}
 
@@ -26,3 +29,11 @@ BY_CODE = {check.code: check for check in CHECKS}
 )
 def test_row_has_its_mend(code, found, fix):
     assert certify._with_mend(BY_CODE[code], found, CertifyRequest(model="m", limit_s=60)).fix == fix
+
+
+def test_error_of_a_run_stands_once_and_other_checks_cannot_tell(tmp_path):
+    run = SmallRun("lora", "LoRA", tmp_path, error="no such layer")
+    subject = SimpleNamespace(runs={"lora": run}, request=CertifyRequest(model="m"), small=tmp_path)
+    blamed = set()
+    found = [certify._result(BY_CODE[code], subject, blamed, tmp_path / "log") for code in ("resumed", "adapter")]
+    assert [each.status for each in found] == ["fail", "open"]
