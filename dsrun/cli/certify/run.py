@@ -48,12 +48,12 @@ def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence
         refuse_file(Path(page), "-o", force=force)
     form, every = given.pop("form"), given.pop("every")
     place = str(materialise(model, cache_root() / "demo" / model).model) if model in TASKS else model
-    config = find(place, weights=False).config
+    found = find(place, weights=False)
     request = CertifyRequest(model=place, stages=_stages(zero), gpus=_gpus(gpus), limit_s=limit, only=chosen, **given)
     answer = _ask(request)
     if isinstance(answer, int):
         return answer
-    verdict = verdict_of(config, request, answer | {"model": model})
+    verdict = verdict_of(found.config, request, answer | {"model": model, "folder": str(found.folder.resolve())})
     try:
         if not chosen:
             record(verdict)

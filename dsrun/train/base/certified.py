@@ -23,17 +23,18 @@ def certify_facts(plan: TrainingPlan) -> dict[str, Any] | None:
     if not spec.model or others or plan.title in TASKS:
         return None
     try:
-        config = find(spec.model, weights=False).config
+        found = find(spec.model, weights=False)
     except DsrunError:
         return None
-    state, verdict = recorded(config, "dpo" if spec.task == "dpo" else plan.task)
-    if verdict and len({Path(each).expanduser().resolve() for each in (verdict.about["model"], spec.model)}) > 1:
+    state, verdict = recorded(found.config, "dpo" if spec.task == "dpo" else plan.task)
+    if verdict and verdict.about["folder"] != str(found.folder.resolve()):
         verdict = verdict.of_architecture
     about: dict[str, Any] = verdict.about if verdict else {"time": "", "stages": [], "versions": {}}
     values = {**about["versions"], "model": shlex.quote(spec.model), "date": about["time"][:10]}
     values |= {"sentence": verdict.sentence, "stages": ", ".join(map(str, about["stages"]))} if verdict else {}
     failed = verdict.failed if verdict and state == "found" else []
-    narrow = state == "found" and (stage_of(plan.deepspeed) > max(about["stages"]) or (spec.lora and not about["lora"]))
+    tried = {stage := stage_of(plan.deepspeed), stage + (stage == 1)} & {*about["stages"]}  # ZeRO-2 has what 1 has
+    narrow = state == "found" and (not tried or (spec.lora and not about["lora"]))
     return {
         "state": state,
         "sentence": text_of(f"certified.{'narrow' if narrow and not failed else state}", **values),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dsrun.certify.checks import CHECK_FACTS
@@ -34,4 +35,5 @@ def verdict(
     given: str = "some/llama",
     **asked: Any,
 ) -> CertifyVerdict:
-    return verdict_of(config, CertifyRequest(model=given, **asked), answer(*rows, task=task))
+    told = {"folder": str(Path(given).resolve()), **answer(*rows, task=task)}
+    return verdict_of(config, CertifyRequest(model=given, **asked), told)

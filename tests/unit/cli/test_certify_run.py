@@ -77,6 +77,15 @@ def test_verdict_is_printed_and_kept(program, model, capfd):
     assert verdict.about["model"] == model
 
 
+@pytest.mark.parametrize("way", ["{folder}", "{folder}/config.json", "./model"])
+def test_files_are_those_of_the_folder_however_it_is_named(program, model, monkeypatch, way):
+    monkeypatch.chdir(Path(model).parent)
+    program(answers(check_row("chat", "error")))
+    given = way.format(folder=model)
+    found = json.loads(call(given, "--format", "json").output)
+    assert (found["model"], found["folder"]) == (given, model)
+
+
 def test_failure_gives_exit_code_3_and_its_flags(program, model):
     program(answers(check_row("packed", "error", avoid=("--packing off", "--zero 2"))))
     done = call(model)
