@@ -55,13 +55,14 @@ def add_lora(
     if tokens:
         bias = getattr(model.get_output_embeddings(), "bias", None)
         refuse("lora_rows", count=len(new_tokens), whole=" ".join(tokens), sharded=sharded, bias=bias)
-    kind = getattr(model.config, "model_type", None)
+    outputs = model.get_output_embeddings()
+    linear = {name: each for name, each in model.named_modules() if isinstance(each, Linear) and each is not outputs}
     config = LoraConfig(
         r=spec.lora,
         lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
         lora_dropout=spec.lora_dropout,
         target_modules=lora_targets(spec),
-        exclude_modules=[*_LEFT_OUT] if lora_targets(spec) == ALL_LINEAR and kind in _MAMBAS else None,
+        exclude_modules=_left_out(model, linear) if lora_targets(spec) == ALL_LINEAR else None,
         target_parameters=spec.lora_target_parameters or None,
         modules_to_save=spec.lora_modules_to_save or None,
         use_rslora=spec.rslora,
@@ -70,15 +71,13 @@ def add_lora(
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
     )
     _check_modules(model, spec)
-    outputs = model.get_output_embeddings()
-    inner = [name for name, module in model.named_modules() if isinstance(module, Linear) and module is not outputs]
     try:
         adapted = get_peft_model(model, config, revision=spec.model_revision)
     except ValueError as error:
         # Of families with fused experts peft takes these for linear layers too.
         fused = "ParamWrapper" in str(error)
         flag = "--dora" if spec.dora else "--lora-dropout" if spec.lora_dropout else "--lora-targets"
-        names = " ".join(sorted({name.rpartition(".")[2] for name in inner}))
+        names = " ".join(sorted({name.rpartition(".")[2] for name in linear}))
         fix = f"leave it out, or name other layers: --lora-targets {names}"
         what = "peft cannot do that for fused experts" if fused else one_line(error)
         raise UsageError(f"{flag}: {what}", fix=fix if fused else None) from error
@@ -89,6 +88,17 @@ def add_lora(
     # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
     adapted.enable_input_require_grads()
     return adapted
+
+
+def _left_out(model: Any, linear: dict[str, Any]) -> list[str] | None:
+    """Linear layers that all-linear does not mean, by the last part of their names: those that PEFT refuses, and kinds
+    of the model's own, such as routers that return a tuple. FalconLinear computes what Linear does."""
+    own = {
+        name.rpartition(".")[2]
+        for name, each in linear.items()
+        if ".modeling_" in type(each).__module__ and type(each).__name__ != "FalconLinear"
+    }
+    return [*_LEFT_OUT] if getattr(model.config, "model_type", None) in _MAMBAS else sorted(own) or None
 
 
 def check_adapters(spec: TrainSpec, config: Any, task: ModelTask) -> None:

@@ -204,3 +204,22 @@ def test_all_linear_leaves_out_what_peft_refuses_by_name(kind):
     layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_" in name}
     assert layers
     assert not layers & {"out_proj", "conv1d"}
+
+
+@pytest.mark.parametrize("kind", ["llama4_text", "phimoe"])
+def test_all_linear_leaves_out_a_linear_layer_that_returns_more(kind):
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2, "intermediate_size_mlp": 32}
+    known = AutoConfig.for_model(kind)
+    config = type(known)(**{name: value for name, value in sizes.items() if name in known.to_dict()})
+    adapted = add_lora(AutoModelForCausalLM.from_config(config), TrainSpec(model_type=kind, lora=2), "causal-lm")
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    assert "q_proj" in layers
+    assert adapted(torch.arange(4)[None]).logits.shape == (1, 4, 32)
+
+
+def test_all_linear_takes_a_linear_layer_of_the_model_s_own():
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon", **sizes))
+    adapted = add_lora(model, TrainSpec(model_type="falcon", lora=2), "causal-lm")
+    assert any("query_key_value.lora_A" in name for name, _ in adapted.named_parameters())
