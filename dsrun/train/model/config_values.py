@@ -3,7 +3,7 @@ from them: --config-override, --config-overrides and --rope-scaling."""
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import reduce
 from typing import Any, NamedTuple
@@ -137,7 +137,9 @@ def _drop_derived(old: Any, new: Any, given: set[str], flags: str) -> None:
     stored = old.to_dict()
     lists = {name for name, value in stored.items() if "layer" in name and isinstance(value, list)} - given
     bare = {name: value for name, value in stored.items() if name not in lists}
-    computed = type(old).from_dict(bare) if lists else None
+    computed = None
+    with suppress(Exception):  # a class may not be able to: Exaone 4's from `sliding_window_pattern: "LLLG"`
+        computed = type(old).from_dict(bare) if lists else None
     count = type(old).attribute_map.get("num_hidden_layers", "num_hidden_layers")
     layers = stored.get(count)
     for name in sorted(lists):

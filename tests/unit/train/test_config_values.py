@@ -129,6 +129,16 @@ def test_layers_of_a_pattern_of_its_own_are_refused():
     assert changed(config, "attention_dropout=0.5").layer_types == ["sliding_attention"] * 3
 
 
+def test_layers_that_the_class_cannot_compute_are_the_models_own():
+    """Exaone 4's published config.json has a pattern that is no number."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    config = stored("exaone4", num_hidden_layers=4, layer_types=kinds, sliding_window_pattern="LLLG")
+    given = changed(config, "sliding_window=16")
+    assert (given.sliding_window, given.layer_types) == (16, kinds)
+    with pytest.raises(UsageError, match="layer_types"):
+        changed(config, "num_hidden_layers=2")
+
+
 @pytest.mark.parametrize(
     ("given", "rope", "positions"),
     [
