@@ -15,7 +15,9 @@ from transformers.models.auto.modeling_auto import (
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of, other_models
+from dsrun.train.certify.look.forward import LENGTH
 from dsrun.train.certify.small import build, small_config
+from dsrun.train.certify.toy import write_rows
 from dsrun.train.model.text_part import text_config
 
 PUBLISHED = json.loads((Path(__file__).parents[3] / "data" / "published_configs.json").read_text())
@@ -140,6 +142,13 @@ def test_several_ends_stay_several(tmp_path):
     assert first == 1
     assert len({first, *others}) == 3
     assert all(2 < each < 128 for each in others)
+
+
+def test_window_of_kept_tokens_holds_a_row_whose_tokens_come_twice(tmp_path):
+    """Which of equal tokens is kept is chance."""
+    rows = map(json.loads, write_rows(tmp_path, "causal-lm")["train"].read_text().splitlines())
+    longest = max(len(row["source"].split()) + len(row["target"].split()) for row in rows)
+    assert longest < small_config(CONFIG_MAPPING["doge"]()).keep_window_size < LENGTH
 
 
 def test_published_t5_keeps_its_own_head(tmp_path):
