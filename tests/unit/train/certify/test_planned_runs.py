@@ -50,6 +50,13 @@ def test_runs_are_those_that_were_asked_for(tmp_path):
     assert {run.ranks for run in alone} == {1}
 
 
+def test_texts_are_generated_where_they_are_compared(tmp_path):
+    """Under ZeRO-3 a text takes longer than a training."""
+    found = runs.planned(subject(tmp_path, task="seq2seq"), tmp_path)
+    evaluated = {run.name: resolve(run.flags, tmp_path).hf for run in found if "--do-eval" in run.flags}
+    assert {name for name, hf in evaluated.items() if hf["predict_with_generate"]} == {"generating", "reloaded"}
+
+
 def test_every_run_is_compared_by_a_check():
     compared = {name for facts in CHECK_FACTS.values() for name in facts.get("runs", ())}
     assert compared == set(runs.RUNS)
