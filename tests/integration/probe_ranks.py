@@ -18,6 +18,8 @@ from transformers import (
     Gemma3nTextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LongcatFlashConfig,
+    LongcatFlashForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -40,6 +42,12 @@ DBRX = DbrxConfig(
 GEMMA = {
     "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "head_dim": 8, "num_kv_shared_layers": 0,
     "laurel_rank": 8, "activation_sparsity_pattern": None, "pad_token_id": None,
+}  # fmt: skip
+ROUTED = {
+    "vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_layers": 1,
+    "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2, "ffn_hidden_size": 32, "q_lora_rank": 8,
+    "expert_ffn_hidden_size": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "head_dim": 8,
 }  # fmt: skip
 CONFIG: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
 
@@ -80,11 +88,13 @@ def main(out: str) -> None:
     prepare_ops(CONFIG, world, notify=lambda _: None)
     init_process_group(world, deepspeed=True)
     llama = LlamaConfig(**SIZES)
+    longcat = LongcatFlashConfig(**ROUTED)
     models = {
         "whole": sharded(LlamaForCausalLM, llama),
         "all raise": with_failure(sharded(LlamaForCausalLM, llama), RuntimeError("not here")),
         "one raises": sharded(LlamaForCausalLM, llama),
         "one is full": sharded(LlamaForCausalLM, llama),
+        "router": sharded(LongcatFlashForCausalLM, longcat),
         "experts": sharded(MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)),
         "reads another's": sharded(DbrxForCausalLM, DBRX),
         "not called": sharded(Gemma3nForCausalLM, Gemma3nTextConfig(**SIZES, **GEMMA)),

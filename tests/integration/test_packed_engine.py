@@ -28,7 +28,7 @@ def test_ranks_agree_on_a_probe_that_fails_on_one_of_them(tmp_path):
     assert one == other
     assert not any(each.pop("gathered") for each in one.values())
     methods = {name: each["method"] for name, each in one.items()}
-    kept_apart = {"whole", "experts", "lora on experts", "reads another's", "not called"}
+    kept_apart = {"whole", "router", "experts", "lora on experts", "reads another's", "not called"}
     assert {name for name, method in methods.items() if method} == kept_apart
     assert "LlamaForCausalLM takes no packed documents (attention within each: not here" in one["all raise"]["reason"]
     assert "on one rank" in one["one raises"]["reason"]

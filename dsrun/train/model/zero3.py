@@ -77,16 +77,18 @@ def loading() -> Iterator[None]:
 
 
 def fetch_experts_whole(model: Any) -> None:
-    """Have ZeRO-3 fetch what holds the experts of a layer as one, where they are modules of their own, as DBRX has it.
+    """Have ZeRO-3 fetch what holds the experts of a layer as one, where they are modules of their own, as DBRX has it,
+    or some are no more than an identity, as LongCat has it.
 
     Else it fetches each when that is called, and ranks whose tokens go to other experts wait for one another for ever
-    (deepspeed/utils/z3_leaf_module.py).
+    (deepspeed/utils/z3_leaf_module.py), or fail, as they have not called the same.
     """
     from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
     for name, module in model.named_modules():
         above, _, last = name.rpartition(".")
-        if last == "experts" and any(True for child in module.children() for _ in child.parameters()):
+        parts = [each for each in module.children() if isinstance(each, torch.nn.Identity) or [*each.parameters()]]
+        if last == "experts" and parts:
             forward = type(module).forward
             listed = forward is torch.nn.ModuleList.forward
             # JetMoE calls methods of them instead, and gradients of a leaf that is not called are lost.

@@ -45,9 +45,10 @@ def holding(experts):
 def test_experts_that_are_modules_are_fetched_as_one():
     called = holding(CalledExperts())
     listed = holding(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]))
-    fused = holding(FusedExperts())
-    models = (called, listed, fused, holding(ExpertsOfMethods()))
+    fused, with_identity = holding(FusedExperts()), holding(CalledExperts())
+    with_identity.block.experts.mlp = torch.nn.Identity()
+    models = (called, listed, with_identity, fused, holding(ExpertsOfMethods()))
     for model in models:
         fetch_experts_whole(model)
     leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
-    assert leaves == [["block.experts"], ["block"], [], []]
+    assert leaves == [["block.experts"], ["block"], ["block.experts"], [], []]
