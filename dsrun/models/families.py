@@ -23,6 +23,8 @@ class ModelFamily(NamedTuple):
     """Rows of its position table that no token uses (`padding_idx + 1` in transformers' code)."""
     computed_positions: bool = False
     """Its sinusoidal positions are a table that is never trained, and that files of weights may leave out."""
+    casts_no_tables: bool = False
+    """Its code adds tables that are no parameters, of sines or for a mask, in the dtype that they were made in."""
     ties_embeddings: bool = False
     """Its output embedding is the input's where its config does not say."""
     unties_when_loaded: bool = False

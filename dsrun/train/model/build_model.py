@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from dsrun.errors import one_line
 from dsrun.hub.modelscope_cache import local_name
+from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.plan import ModelTask
@@ -63,7 +65,17 @@ def build(
     # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
     # (transformers' modeling_layers.py).
     model.config.use_cache = False
+    for each in model.modules():
+        if isinstance(each, PreTrainedModel) and family_of(config.model_type).casts_no_tables:
+            each.register_forward_pre_hook(_cast_tables)
     return model
+
+
+def _cast_tables(part: Any, args: Any) -> None:
+    """Engines cast parameters alone: with a table of fp32, activations would be fp32, which layers in bf16 refuse."""
+    for each in part.buffers():
+        if each.is_floating_point():
+            each.data = each.data.to(part.dtype)
 
 
 def _freeze(model: Any, task: ModelTask, options: dict[str, Any]) -> None:

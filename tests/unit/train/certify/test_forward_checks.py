@@ -10,6 +10,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.t5 import modeling_t5
 
 from dsrun.certify.checks import CHECK_FACTS
+from dsrun.models.families import FAMILIES
 from dsrun.train.certify.look import CHECKS
 from dsrun.train.certify.look.forward import LATER, LENGTH
 from dsrun.train.packing import probe
@@ -195,6 +196,11 @@ def wrapped(change):
 def test_sixteen_bits(built, monkeypatch, change, expected):
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", wrapped(change))
     assert found(HALF, built("llama")) == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind, family in FAMILIES.items() if family.casts_no_tables])
+def test_tables_that_no_engine_casts(built, kind):
+    assert found(HALF, built(kind)) == [("info", "half")]
 
 
 def test_family_that_is_known_to_overflow_is_told(built):
