@@ -68,6 +68,8 @@ def build(
     for each in model.modules():
         if isinstance(each, PreTrainedModel) and family_of(config.model_type).casts_no_tables:
             each.register_forward_pre_hook(_cast_tables)
+        if type(each).__name__ == "FalconAttention":
+            each.register_forward_pre_hook(_add_alibi_once, with_kwargs=True)
     return model
 
 
@@ -76,6 +78,12 @@ def _cast_tables(part: Any, args: Any) -> None:
     for each in part.buffers():
         if each.is_floating_point():
             each.data = each.data.to(part.dtype)
+
+
+def _add_alibi_once(layer: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Eager attention of transformers' Falcon adds ALiBi to scores and mask, though it is in the mask of each head."""
+    alibi, mask = named["alibi"], named["attention_mask"]
+    return args, named if alibi is None or mask is None or mask.shape[1] == 1 else named | {"alibi": alibi * 0}
 
 
 def _freeze(model: Any, task: ModelTask, options: dict[str, Any]) -> None:

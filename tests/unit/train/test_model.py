@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
+from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -42,6 +43,15 @@ def test_values_of_which_no_model_can_be_made_are_named(folder, from_scratch):
 def test_known_attn_implementation_used(folder):
     spec = TrainSpec(model=folder, from_scratch=True, attn_implementation="eager")
     assert build(spec, load_config(spec), "causal-lm").config._attn_implementation == "eager"
+
+
+def test_eager_falcon_adds_alibi_once(tmp_path):
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    FalconForCausalLM(FalconConfig(**sizes, alibi=True)).save_pretrained(tmp_path)
+    specs = [TrainSpec(model=str(tmp_path), attn_implementation=kernel) for kernel in ("eager", "sdpa")]
+    models = [build(spec, load_config(spec), "causal-lm").eval() for spec in specs]
+    eager, sdpa = (model(torch.arange(16)[None]).logits for model in models)
+    torch.testing.assert_close(eager, sdpa)
 
 
 @pytest.mark.parametrize(("languages", "begins"), [(("ro_RO", "ro_RO"), 7), (("ro_RO", "de_DE"), None)])
