@@ -76,12 +76,12 @@ def loading() -> Iterator[None]:
         modeling_utils._tied_params_are_equal = are_equal
 
 
-def fetch_experts_whole(model: Any) -> None:
-    """Have ZeRO-3 fetch what holds the experts of a layer as one, where they are modules of their own, as DBRX has it,
-    or some are no more than an identity, as LongCat has it.
+def fetch_whole(model: Any) -> None:
+    """Have ZeRO-3 fetch as one what does not call the same modules each time: what holds the experts of a layer, where
+    they are modules of their own (DBRX) or some are an identity (LongCat), and layers that shift or convolve many
+    tokens by a module and a single one without (RWKV, RecurrentGemma).
 
-    Else it fetches each when that is called, and ranks whose tokens go to other experts wait for one another for ever
-    (deepspeed/utils/z3_leaf_module.py), or fail, as they have not called the same.
+    Else it fetches each when that is called, and ranks wait for ever or fail (deepspeed/utils/z3_leaf_module.py).
     """
     from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
@@ -94,3 +94,5 @@ def fetch_experts_whole(model: Any) -> None:
             # JetMoE calls methods of them instead, and gradients of a leaf that is not called are lost.
             if listed or "NotImplementedError" not in forward.__code__.co_names:
                 set_z3_leaf_module(model.get_submodule(above) if listed else module, True)
+        elif hasattr(module, "time_shift") or hasattr(module, "conv_1d"):
+            set_z3_leaf_module(module, True)

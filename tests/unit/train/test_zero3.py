@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from deepspeed.utils.z3_leaf_module import z3_leaf_module
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from dsrun.train.model.zero3 import fetch_experts_whole
+from dsrun.train.certify.small import small_config
+from dsrun.train.model.zero3 import fetch_whole
 
 
 class CalledExperts(torch.nn.Module):
@@ -49,6 +52,16 @@ def test_experts_that_are_modules_are_fetched_as_one():
     with_identity.block.experts.mlp = torch.nn.Identity()
     models = (called, listed, with_identity, fused, holding(ExpertsOfMethods()))
     for model in models:
-        fetch_experts_whole(model)
+        fetch_whole(model)
     leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
     assert leaves == [["block.experts"], ["block"], ["block.experts"], [], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("rwkv", {"attention", "feed_forward"}), ("recurrent_gemma", {"temporal_block"})]
+)
+def test_layers_that_call_other_modules_for_one_token_are_fetched_as_one(kind, layers):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(small_config(AutoConfig.for_model(kind)))
+    fetch_whole(model)
+    assert {name.rpartition(".")[2] for name, each in model.named_modules() if z3_leaf_module(each)} == layers
