@@ -63,13 +63,11 @@ class PaddingCollator:
         return -(-longest // self.multiple_of) * self.multiple_of
 
     def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels whose rows all hold a token: mBART's shift_tokens_right indexes with -1 where all are ignored, as in
+        """A copy of labels, as FSMT's shift_tokens_right writes into them (modeling_fsmt.py of transformers 5.23): its
+        padding would be learned. All rows of it hold a token: mBART's indexes with -1 where all are ignored, as in
         filler rows."""
-        empty = (labels == IGNORED).all(dim=1)
-        if not empty.any():
-            return labels
         labels = labels.clone()
-        labels[empty, 0] = 0 if self.pad_id != 0 else 1
+        labels[(labels == IGNORED).all(dim=1), 0] = 0 if self.pad_id != 0 else 1
         return labels
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
     MBartConfig,
@@ -85,6 +87,13 @@ def test_decoder_input_ids_of_model_that_shifts_itself(m2m100):
     own = m2m100(**{name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"})
     ours = m2m100(**{name: tensor for name, tensor in batch.items() if name != "labels"})
     torch.testing.assert_close(ours.logits, own.logits)
+
+
+def test_labels_keep_their_padding_though_fsmt_writes_into_what_it_shifts():
+    sizes = {name: size for name, size in SMALL.items() if name != "vocab_size"}
+    model = FSMTForConditionalGeneration(FSMTConfig(src_vocab_size=32, tgt_vocab_size=32, **sizes))
+    batch = PaddingCollator(pad_id=model.config.pad_token_id, seq2seq=True, model=model)(ROWS)
+    assert batch["labels"].tolist() == [[7, 1, -100], [8, 9, 1]]
 
 
 @pytest.mark.parametrize("name", ["t5", "mbart", "m2m100"])
