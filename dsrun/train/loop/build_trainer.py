@@ -38,8 +38,8 @@ from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions
 from dsrun.train.model.parameter_groups import LearningRates
+from dsrun.train.model.passes import forget_batches, keep_whole
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
-from dsrun.train.model.zero3 import fetch_whole
 from dsrun.train.packing.decide import BatchingPlan, decide_batching
 from dsrun.train.packing.sampler import BatchGrouping
 from dsrun.train.sequence.loss import SequenceLoss
@@ -77,8 +77,8 @@ class TrainerBuilder(PreparedRun):
             without_fused_loss(arguments)
         set_seed(arguments.seed)
         model = self._model(arguments.seed, arguments.label_smoothing_factor)
-        if stage_of(plan.deepspeed) == 3:
-            fetch_whole(model)
+        forget_batches(model)
+        keep_whole(model, sharded=stage_of(plan.deepspeed) == 3)
         loss = self._by_set(self._loss(model, arguments), arguments)
         rows = self.data.train if "train" in plan.phases else ()
         strategy = plan.recipe.hf.get("train_sampling_strategy")

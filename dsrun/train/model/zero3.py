@@ -74,25 +74,3 @@ def loading() -> Iterator[None]:
     finally:
         PreTrainedModel._initialize_weights = original
         modeling_utils._tied_params_are_equal = are_equal
-
-
-def fetch_whole(model: Any) -> None:
-    """Have ZeRO-3 fetch as one what does not call the same modules each time: what holds the experts of a layer, where
-    they are modules of their own (DBRX) or some are an identity (LongCat), and layers that shift or convolve many
-    tokens by a module and a single one without (RWKV, RecurrentGemma).
-
-    Else it fetches each when that is called, and ranks wait for ever or fail (deepspeed/utils/z3_leaf_module.py).
-    """
-    from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
-
-    for name, module in model.named_modules():
-        above, _, last = name.rpartition(".")
-        parts = [each for each in module.children() if isinstance(each, torch.nn.Identity) or [*each.parameters()]]
-        if last == "experts" and parts:
-            forward = type(module).forward
-            listed = forward is torch.nn.ModuleList.forward
-            # JetMoE calls methods of them instead, and gradients of a leaf that is not called are lost.
-            if listed or "NotImplementedError" not in forward.__code__.co_names:
-                set_z3_leaf_module(model.get_submodule(above) if listed else module, True)
-        elif hasattr(module, "time_shift") or hasattr(module, "conv_1d"):
-            set_z3_leaf_module(module, True)

@@ -8,7 +8,7 @@ from deepspeed.utils.z3_leaf_module import z3_leaf_module
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsrun.train.certify.small import small_config
-from dsrun.train.model.zero3 import fetch_whole
+from dsrun.train.model.passes import keep_whole
 
 
 class CalledExperts(torch.nn.Module):
@@ -52,7 +52,7 @@ def test_experts_that_are_modules_are_fetched_as_one():
     with_identity.block.experts.mlp = torch.nn.Identity()
     models = (called, listed, with_identity, fused, holding(ExpertsOfMethods()))
     for model in models:
-        fetch_whole(model)
+        keep_whole(model, sharded=True)
     leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
     assert leaves == [["block.experts"], ["block"], ["block.experts"], [], []]
 
@@ -63,5 +63,5 @@ def test_experts_that_are_modules_are_fetched_as_one():
 def test_layers_that_call_other_modules_for_one_token_are_fetched_as_one(kind, layers):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(small_config(AutoConfig.for_model(kind)))
-    fetch_whole(model)
+    keep_whole(model, sharded=True)
     assert {name.rpartition(".")[2] for name, each in model.named_modules() if z3_leaf_module(each)} == layers
