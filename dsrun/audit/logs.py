@@ -65,14 +65,10 @@ def _read(log: Path, facts: dict[str, Any]) -> bytes:
                 window = _LISTS if name.startswith("missing") else _WINDOW
                 text = data[begin : begin + window].decode(errors="replace")
                 if found := LOG_PATTERNS[name].match(text):
-                    facts[name] = _value(found[1]) if found.re.groups else True
+                    facts[name] = (int(found[1]) if found[1].isdigit() else found[1]) if found.re.groups else True
     if not end.strip():
         raise UsageError(f"{log} is empty", fix="give the log of a run")
     return end
-
-
-def _value(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
 
 
 @cache

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, one_line
 from dsrun.system.files import open_regular
 
 # What tensors are made of. torch.load, with weights_only, takes less than this and refuses the rest by itself.
@@ -37,13 +37,9 @@ def refuse_code(file: Path) -> None:
         with suppress(OSError), open_regular(file) as stream:
             if stream.read(len(_POINTER)) == _POINTER:
                 raise UsageError(f"{file} is a pointer of Git LFS, not the weights", fix="git lfs pull") from None
-        raise UsageError(f"{file} is not a file of weights: {_reason(error)}", fix=_FIX) from None
+        raise UsageError(f"{file} is not a file of weights: {one_line(error)}", fix=_FIX) from None
     if named is not None:
         raise UsageError(f"{file} would run {'.'.join(named)} when it is loaded: it holds more than weights", fix=_FIX)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _is_of_tensors(module: str, name: str) -> bool:

@@ -96,7 +96,8 @@ def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> l
         found[name] = [curve[-1][1] if (curve := history.series(name)) else None for history in histories]
     found |= {f"best_{name}": [getattr(each.best, name, None) for each in statuses] for name in _OF_BEST}
     found["step_s"] = [status.step_s for status in statuses]
-    found |= {name: [_median(_values(each.steps, name)) for each in histories] for name in _MEDIANS}
+    for name in _MEDIANS:
+        found[name] = [statistics.median(v) if (v := _values(each.steps, name)) else None for each in histories]
     found["gpu_memory_peak"] = [max(_values(history.steps, "gpu_memory_peak"), default=None) for history in histories]
     found["seconds"] = [status.since_s for status in statuses]
     found |= {name: [getattr(status, name) for status in statuses] for name in ("goodput", "restarts")}
@@ -125,10 +126,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             text = json.dumps(value) if isinstance(value, list) else value
             flat[f"{prefix}{name}"] = without_tokens(text) if isinstance(text, str) else text
     return flat
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def _values(records: Sequence[LedgerRecord], key: str) -> list[float]:

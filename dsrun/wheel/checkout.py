@@ -103,13 +103,10 @@ def tree_files(root: Path) -> Iterator[Path]:
         # os.walk counts a link to a folder among the folders and does not enter it.
         linked = [name for name in folders if (here / name).is_symlink()]
         for name in sorted([*files, *linked]):
-            if not name.endswith(_LEFT_SUFFIXES) and not _compiled(here / name):
+            # A library built in place; those that upstream ships lie in folders called libs.
+            built = name.endswith(".so") and here.name != "libs"
+            if not built and not name.endswith(_LEFT_SUFFIXES):
                 yield (here / name).relative_to(root)
-
-
-def _compiled(path: Path) -> bool:
-    """A library built in place; those that upstream ships lie in folders called libs."""
-    return path.suffix == ".so" and path.parent.name != "libs"
 
 
 def tree_digest(root: Path, files: Iterable[Path]) -> str:

@@ -116,7 +116,7 @@ def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequenc
         "name": facts.name,
         "slurm": facts.version,
         "nodes": [_node_json(node) for node in nodes],
-        "partitions": [_partition_json(each) for each in partitions],
+        "partitions": [_with_units(each, "hidden", "job_defaults") for each in partitions],
     }
 
 
@@ -131,10 +131,6 @@ def _node_json(node: SlurmNode) -> dict[str, Any]:
     ]
     first = {"name": node.name, "state": node.state, "usable": node.is_usable}
     return first | _with_units(node, "resources") | {"gpus": gpus}
-
-
-def _partition_json(each: Partition) -> dict[str, Any]:
-    return _with_units(each, "hidden", "job_defaults")
 
 
 def _with_units(source: SlurmNode | Partition, *without: str) -> dict[str, Any]:
