@@ -1,6 +1,7 @@
 """What is saved: checkpoints from which training goes on, the final model, adapters, and what they generate."""
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dsrun.train.loss.probe import tokens
 
 _SAVED = 2
 """The step after which runs go on."""
+_OF_EXPERT = re.compile(r"(.*experts)\.(?:(?:expert_)?(\d+)\.|.*\[(\d+)\]$)")
 _LITTLE = 1e-5
 """Of the size of a weight."""
 _RESUMED = {"resumed": ("reference", True), "readapted": ("lora", True), "resharded": ("zero3", False)}
@@ -73,9 +75,14 @@ def _untrained(subject: CertifySubject) -> Iterator[Finding]:
     """Weights that are as before, though logits depend on them: what only chooses, as an index of tokens, has no
     gradient, and to change it by so little chooses nothing else."""
     model, still, found = small_model(subject), _still(subject, "reference"), []
+    experts = {name: each.groups() for name in _trained(model) if (each := _OF_EXPERT.match(name))}
+    moved = {expert for name, expert in experts.items() if name not in still}
+    idle = [name for name, expert in experts.items() if expert not in moved]  # no token of the few rows reached them
+    if len(idle) > len(experts) / 2:
+        yield finding_of("final.idle", number=len(idle), total=len(experts), first=idle[0])
     ids = tokens(model, model.device, LENGTH)
     before = logits_of(model, ids)
-    for name, each in ((name, each) for name, each in _trained(model).items() if name in still):
+    for name, each in ((name, each) for name, each in _trained(model).items() if name in still.difference(idle)):
         was = each.clone()
         each.add_(torch.randn_like(each), alpha=_LITTLE * float(each.norm()) / math.sqrt(each.numel()))
         found += [] if torch.equal(logits_of(model, ids), before) else [name]
