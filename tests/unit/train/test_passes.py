@@ -13,7 +13,7 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
 )
 
-from dsrun.train.model.passes import forget_batches, keep_experts_whole
+from dsrun.train.model.passes import forget_batches, keep_whole
 
 SIZES = {
     "vocab_size": 64,
@@ -47,7 +47,7 @@ def experts(model):
 
 def test_experts_without_a_token_have_gradients_of_zero_and_the_others_theirs():
     model, plain = switch(), switch()
-    keep_experts_whole(model, sharded=False)
+    keep_whole(model, sharded=False)
     assert torch.equal(backward(model), backward(plain))
     expected, found = experts(plain), experts(model)
     assert any(each is None for each in expected.values())
@@ -59,7 +59,7 @@ def test_gradients_of_experts_come_in_one_order_whichever_are_called():
     orders = []
     for first in (2, 9, 30):
         model, order = switch(), []
-        keep_experts_whole(model, sharded=False)
+        keep_whole(model, sharded=False)
         for name, each in model.named_parameters():
             each.register_post_accumulate_grad_hook(lambda _, name=name, order=order: order.append(name))
         ids = torch.arange(first, first + 3)[None]
@@ -70,7 +70,7 @@ def test_gradients_of_experts_come_in_one_order_whichever_are_called():
 
 def test_frozen_experts_and_evaluation_are_as_before():
     model = switch().requires_grad_(False)
-    keep_experts_whole(model, sharded=False)
+    keep_whole(model, sharded=False)
     ids = torch.arange(2, 6)[None]
     expected = switch()(input_ids=ids, decoder_input_ids=ids)["logits"]
     assert torch.equal(model(input_ids=ids, decoder_input_ids=ids)["logits"], expected)
