@@ -51,10 +51,8 @@ def place_of(
         return found
     if isinstance(found, SshLauncher):
         if nodes is not None:
-            raise UsageError(
-                f"--nodes {nodes} in {found.job}, and this test starts itself on other machines under SLURM only",
-                fix="start it on each of them: mpirun, with one process per machine",
-            )
+            what = f"--nodes {nodes} in {found.job}, and this test starts itself on other machines under SLURM only"
+            raise UsageError(what, fix="start it on each of them: mpirun, with one process per machine")
         found = detect(replace(request, nodes=1), environ)
     assert isinstance(found, LocalLauncher)
     listed = environ.get("SLURM_STEP_NODELIST", "") if found.nodes > 1 and not found.own_terminal else ""

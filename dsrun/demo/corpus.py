@@ -85,10 +85,8 @@ def python_docs() -> CorpusSplits:
                 seen.add(content)
                 rows.append({"text": text})
     if len(splits.train) < _FEWEST_TRAINING_TEXTS or not splits.validation or not splits.test:
-        raise MissingError(
-            f"this Python has only {len(splits.train)} documentation texts",
-            fix="install its full standard library, or give --train-file",
-        )
+        what = f"this Python has only {len(splits.train)} documentation texts"
+        raise MissingError(what, fix="install its full standard library, or give --train-file")
     return splits
 
 

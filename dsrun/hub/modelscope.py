@@ -169,10 +169,8 @@ def needed(asset: ModelscopeAsset, listed: Sequence[Any]) -> list[Any]:
     folders = {each.path.partition("/")[0] for each in files if "/" in each.path}
     if asset.part != WHOLE:
         if asset.part not in folders:
-            raise UsageError(
-                f"--dataset-config {asset.part}: dataset {asset.name} has no folder of that name",
-                fix=did_you_mean(asset.part, folders, None if folders else "leave it out"),
-            )
+            what = f"--dataset-config {asset.part}: dataset {asset.name} has no folder of that name"
+            raise UsageError(what, fix=did_you_mean(asset.part, folders, None if folders else "leave it out"))
         files = [each for each in files if each.path.startswith(f"{asset.part}/")]
     data = [each for each in files if _is_data(each.path)]
     if not data:

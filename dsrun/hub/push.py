@@ -50,11 +50,8 @@ class HubRepository:
         if constants.HF_HUB_OFFLINE:
             raise UsageError(f"{FLAG}: HF_HUB_OFFLINE is set", fix=f"unset it, or {AFTERWARDS}")
         if not (self.token or get_token()):
-            raise MissingError(
-                f"{FLAG} needs an access token",
-                fix="`hf auth login`, the variable HF_TOKEN, or --hub_token",
-                cause=CAUSE,
-            )
+            what = f"{FLAG} needs an access token"
+            raise MissingError(what, fix="`hf auth login`, the variable HF_TOKEN, or --hub_token", cause=CAUSE)
         try:
             validate_repo_id(self.name)
         except HFValidationError as error:
@@ -92,11 +89,8 @@ class HubRepository:
                 beat()
             return str(commit.result().commit_url)
         except Exception as error:
-            raise MissingError(
-                f"the run is finished, but its model was not pushed: {_reason(error)}",
-                fix=f"push it again: {self.upload_command(folder)}",
-                cause=CAUSE,
-            ) from error
+            what = f"the run is finished, but its model was not pushed: {_reason(error)}"
+            raise MissingError(what, fix=f"push it again: {self.upload_command(folder)}", cause=CAUSE) from error
 
     def upload_command(self, folder: Path) -> str:
         """What a user types to push `folder` by hand."""

@@ -81,11 +81,8 @@ def check_hub(recipe: Recipe, environ: Mapping[str, str]) -> None:
     if problem:
         local = "--train-file FILE" if missing[0].startswith(DATA_SET) else "--model DIR"
         other = f"set {hub.variable}" if from_modelscope else f"use {other_sources()}"
-        raise MissingError(
-            f"{problem}, to download {', '.join(missing)}",
-            fix=f"check the network, or {other}, or local files: {local}",
-            cause=CAUSE,
-        )
+        what = f"{problem}, to download {', '.join(missing)}"
+        raise MissingError(what, fix=f"check the network, or {other}, or local files: {local}", cause=CAUSE)
 
 
 def downloads(recipe: Recipe, environ: Mapping[str, str]) -> list[str]:

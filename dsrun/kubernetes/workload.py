@@ -36,10 +36,8 @@ def completed(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesSpe
     longest = longest_name(spec)
     name = spec.name or slug(workload.name, longest)
     if len(name) > longest:
-        raise UsageError(
-            f"--name {name}: the pods' names would be longer than {LONGEST_LABEL} characters",
-            fix=f"at most {longest} characters",
-        )
+        what = f"--name {name}: the pods' names would be longer than {LONGEST_LABEL} characters"
+        raise UsageError(what, fix=f"at most {longest} characters")
     for variable in missing_variables(spec, workload.notify):
         raise UsageError(f"--notify: the pods have no {variable}", fix=f"add --secret {variable}=SECRET:KEY")
     gpus = spec.gpus_per_node

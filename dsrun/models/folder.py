@@ -60,10 +60,8 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, weights: bool = 
     snapshot = cached_snapshot(name, hub_cache(environ))
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
-            raise MissingError(
-                f"model {name!r}: there is no such folder or file",
-                fix=as_in_wsl(name) or "give a folder that contains a config.json",
-            )
+            what = f"model {name!r}: there is no such folder or file"
+            raise MissingError(what, fix=as_in_wsl(name) or "give a folder that contains a config.json")
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
             " read without downloading",

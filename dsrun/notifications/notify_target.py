@@ -232,10 +232,8 @@ def _refuse_secret(address: NotifyAddress) -> None:
         return
     name = services()[address.kind].variable
     prefix = f"{address.kind}+" if address.kind not in (JSON, _service_at(parts.hostname or "")) else ""
-    raise UsageError(
-        f"{FLAG} {prefix}{address.shown}: the URL is a secret, which everybody could read on the command line",
-        fix=f"put it into a variable, and write --notify {prefix}env:{name}",
-    )
+    what = f"{FLAG} {prefix}{address.shown}: the URL is a secret, which everybody could read on the command line"
+    raise UsageError(what, fix=f"put it into a variable, and write --notify {prefix}env:{name}")
 
 
 def _has_secret(parts: SplitResult) -> bool:

@@ -14,10 +14,8 @@ def group_timeout_s(ddp_timeout: int | None, environ: Mapping[str, str]) -> floa
     is not what its reader takes: DeepSpeed's import fails with that variable as a fraction."""
     minutes = environ.get(_VARIABLE)
     if minutes is not None and not (minutes.strip().isdecimal() and int(minutes)):
-        raise UsageError(
-            f"{_VARIABLE}={minutes}: DeepSpeed takes whole minutes only, at least 1",
-            fix=f"unset {_VARIABLE} and give --ddp_timeout in seconds",
-        )
+        what = f"{_VARIABLE}={minutes}: DeepSpeed takes whole minutes only, at least 1"
+        raise UsageError(what, fix=f"unset {_VARIABLE} and give --ddp_timeout in seconds")
     if ddp_timeout is not None and ddp_timeout < 1:
         raise UsageError(f"--ddp_timeout {ddp_timeout}: it must be at least 1 (seconds)", fix="leave it out for 1800")
     if ddp_timeout is not None:

@@ -164,10 +164,8 @@ def refuse_untrusted(checkpoint: Path) -> None:
     """
     why = next(_reasons(checkpoint.absolute()), None)
     if why:
-        raise UsageError(
-            f"{checkpoint} is not trusted: {why}; loading a checkpoint runs code that it may hold",
-            fix="correct the owner or the mode (chmod -R o-w), or use --trust",
-        )
+        what = f"{checkpoint} is not trusted: {why}; loading a checkpoint runs code that it may hold"
+        raise UsageError(what, fix="correct the owner or the mode (chmod -R o-w), or use --trust")
 
 
 def _reasons(checkpoint: Path) -> Iterator[str]:

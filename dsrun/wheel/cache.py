@@ -134,10 +134,8 @@ class WheelCache:
                 waiting()
                 lock.acquire()
         except OSError as error:
-            raise MissingError(
-                f"the store {self.root} cannot be written: {error.strerror or error}",
-                fix="set DSRUN_CACHE to a writable folder",
-            ) from error
+            what = f"the store {self.root} cannot be written: {error.strerror or error}"
+            raise MissingError(what, fix="set DSRUN_CACHE to a writable folder") from error
         try:
             yield
         finally:
@@ -214,10 +212,8 @@ def _check_overwrite(stored: Path, into: Path) -> None:
         raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
     record = read_record(into)
     if record and record["wheel"] != stored.name and (into / Path(record["wheel"]).name).exists():
-        raise UsageError(
-            f"{into / RECORD_NAME} describes {record['wheel']}",
-            fix="give a folder of its own with -o, or --force to replace the record",
-        )
+        what = f"{into / RECORD_NAME} describes {record['wheel']}"
+        raise UsageError(what, fix="give a folder of its own with -o, or --force to replace the record")
 
 
 def _wheel_in(folder: Path) -> Path:

@@ -50,10 +50,8 @@ def identify_source(text: str | None) -> SourceIdentity:
         return _released(version[1], _hash_of(version[1], version[2]))
     if path is not None:
         return _folder(path) if path.is_dir() else _file(path)
-    raise UsageError(
-        f"--deepspeed {text!r} is neither a version nor a file or folder that exists",
-        fix=f"a version ({_versions()}), a .tar.gz, a folder with setup.py, or git+URL@TAG",
-    )
+    what = f"--deepspeed {text!r} is neither a version nor a file or folder that exists"
+    raise UsageError(what, fix=f"a version ({_versions()}), a .tar.gz, a folder with setup.py, or git+URL@TAG")
 
 
 def _existing(text: str) -> Path | None:
@@ -104,10 +102,8 @@ def _hash_of(version: str, given: str | None) -> str:
         return locked or str(given).lower()
     near = nearest(version, read_lock().sdists)
     hint = f"did you mean {near}? " if near else ""
-    raise UsageError(
-        f"the lock of dsrun has no hash for DeepSpeed {version} (it has {_versions()})",
-        fix=f"{hint}name the hash you trust: --deepspeed '{version}#sha256=HEX', or give the file",
-    )
+    what = f"the lock of dsrun has no hash for DeepSpeed {version} (it has {_versions()})"
+    raise UsageError(what, fix=f"{hint}name the hash you trust: --deepspeed '{version}#sha256=HEX', or give the file")
 
 
 def _versions() -> str:
@@ -141,10 +137,8 @@ def _tree_version(path: Path) -> str:
     """The version in version.txt beside setup.py. Raises UsageError for a folder that is not DeepSpeed's source."""
     lacking = [name for name in ("setup.py", "version.txt", "op_builder") if not (path / name).exists()]
     if lacking:
-        raise UsageError(
-            f"{path} is not a source tree of DeepSpeed: it has no {lacking[0]}",
-            fix="give the folder that holds setup.py, version.txt and op_builder/",
-        )
+        what = f"{path} is not a source tree of DeepSpeed: it has no {lacking[0]}"
+        raise UsageError(what, fix="give the folder that holds setup.py, version.txt and op_builder/")
     try:
         text = (path / "version.txt").read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -126,10 +126,8 @@ def _serve(registry: "CollectorRegistry", address: str, port: int, runs: str) ->
         server, thread = start_http_server(port, addr=address, registry=registry)
         server.RequestHandlerClass = _with_limit(server.RequestHandlerClass)
     except OSError as error:
-        raise UsageError(
-            f"--address {address}: cannot listen on port {port}: {error.strerror}",
-            fix="give an address of this machine",
-        ) from error
+        what = f"--address {address}: cannot listen on port {port}: {error.strerror}"
+        raise UsageError(what, fix="give an address of this machine") from error
     stop = _Stop()
     with handling(stop, (signal.SIGINT, signal.SIGTERM)):
         print_note(f"{runs}: {metrics_url(address, server.server_port)}; Ctrl-C ends it")

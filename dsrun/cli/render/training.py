@@ -26,10 +26,8 @@ def refuse_no_training(name: str, cwd: Path) -> None:
     from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
     if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
-        raise UsageError(
-            f"no command after --, and {name} does not name a model to train",
-            fix="add train: {model: …} to it, or write -- train --model demo-t5",
-        )
+        what = f"no command after --, and {name} does not name a model to train"
+        raise UsageError(what, fix="add train: {model: …} to it, or write -- train --model demo-t5")
 
 
 def training_of(args: Sequence[str], cwd: Path, rendering: "JobRendering") -> tuple[Recipe, JobProgram]:
@@ -37,10 +35,8 @@ def training_of(args: Sequence[str], cwd: Path, rendering: "JobRendering") -> tu
     recipe = resolve(args, cwd)
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
-            raise UsageError(
-                f"--{name.replace('_', '-')} would be written into the {rendering.noun}, which everybody can read",
-                fix=rendering.training_token_fix,
-            )
+            what = f"--{name.replace('_', '-')} would be written into the {rendering.noun}, which everybody can read"
+            raise UsageError(what, fix=rendering.training_token_fix)
     if recipe.spec.explain or recipe.spec.dry_run:
         raise UsageError("--explain and --dry-run of dsrun train do not start a job", fix="remove them")
     for notice in recipe.notices:

@@ -61,10 +61,8 @@ class CoordinatorClient(Coordinator, EventLoop):
                 if request := self.stop_requested():
                     raise StoppedBeforeStart(request)
                 if self._left:
-                    raise FirstNodeLeft(
-                        f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
-                        fix="see its log",
-                    )
+                    what = f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined"
+                    raise FirstNodeLeft(what, fix="see its log")
                 self.changed.wait(0.2)
 
     def check(self) -> bool:

@@ -107,10 +107,8 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
             if place.recreated and answer.get("for_now"):
                 raise ConnectionError(str(answer["refused"]))
             refused = UsageError if answer.get("ours") else _AnotherRun
-            raise refused(
-                f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}",
-                fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
-            )
+            what = f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}"
+            raise refused(what, fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET")
         if not digests_match(answer.get("proof"), hmac_digest(key, "leader", own_challenge)):
             raise ConnectionError("the server there is not node 0 of this run")
     except BaseException:

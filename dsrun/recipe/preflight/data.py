@@ -111,10 +111,8 @@ def _check_split(
         for other, layout in others.items():
             if lacking := [name for name in layout.needed if name not in columns] if layout else []:
                 # Flags that name the columns hold for all splits.
-                raise UsageError(
-                    f"{where} lacks {' and '.join(lacking)}, which {other} has; columns found: {', '.join(columns)}",
-                    fix="rename the columns: all splits have the same",
-                )
+                what = f"{where} lacks {' and '.join(lacking)}, which {other} has; columns found: {', '.join(columns)}"
+                raise UsageError(what, fix="rename the columns: all splits have the same")
         raise refused[0]
     layout = layouts[0]
     if all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):

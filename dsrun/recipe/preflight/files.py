@@ -71,10 +71,8 @@ def check_owners(spec: TrainSpec) -> None:
         *(("--dataset", each.dataset) for each in specs_of(spec).values()),
     ):
         if name and name not in DEMO_MODELS and not is_path(name) and not OWNED.fullmatch(name):
-            raise UsageError(
-                f"{flag} {name}: a name on ModelScope is OWNER/NAME",
-                fix=f"AI-ModelScope/{name} may be a copy of the Hub's" if "/" not in name else None,
-            )
+            what = f"{flag} {name}: a name on ModelScope is OWNER/NAME"
+            raise UsageError(what, fix=f"AI-ModelScope/{name} may be a copy of the Hub's" if "/" not in name else None)
 
 
 def _check_data(spec: TrainSpec) -> None:

@@ -127,10 +127,8 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
     Raises UsageError where no layout fits the task."""
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
-            raise UsageError(
-                f"{flag}: {where} has no column {column!r}; columns found: {columns_in_words(columns)}",
-                fix=did_you_mean(column, columns, f"name one of them: {flag} NAME"),
-            )
+            what = f"{flag}: {where} has no column {column!r}; columns found: {columns_in_words(columns)}"
+            raise UsageError(what, fix=did_you_mean(column, columns, f"name one of them: {flag} NAME"))
     find = _seq2seq if hints.task == "seq2seq" else _preference if hints.preference else _causal
     found = (*columns,)
     columns = [name for name in found if name not in hints.ignore_columns]
@@ -307,10 +305,8 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
     target_key = _key(found, target, "--target-lang", where, other=source) if target else None
     if source_key is None or target_key is None:
         if len(found) != 2:
-            raise UsageError(
-                f"{where}: the translation dictionaries hold {', '.join(found) or 'nothing'}",
-                fix="--source-lang and --target-lang choose two of them",
-            )
+            what = f"{where}: the translation dictionaries hold {', '.join(found) or 'nothing'}"
+            raise UsageError(what, fix="--source-lang and --target-lang choose two of them")
         first, second = found
         source_key = source_key or (first if target_key != first else second)
         target_key = target_key or (second if source_key != second else first)

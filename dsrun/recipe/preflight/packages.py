@@ -16,10 +16,8 @@ def check_packages(recipe: Recipe) -> None:
     """Raise UsageError for an unknown tracker, and MissingError for what is not installed."""
     for name in trackers(recipe):
         if name not in KNOWN:
-            raise UsageError(
-                f"--report-to {name}: there is no such tracker",
-                fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"),
-            )
+            what = f"--report-to {name}: there is no such tracker"
+            raise UsageError(what, fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"))
         _require(f"--report-to {name}", name if name in PACKAGES else None)
     for flag, package in OF_FLAGS.items():
         if recipe.value(flag):

@@ -39,10 +39,8 @@ def find_plugin(named: str) -> PluginFile:
         raise UsageError(f"--plugin {named} is not module:Class", fix=f"--plugin {stem}:{class_name or 'MyPlugin'}")
     path = _file_of(module, search_path())
     if path is None:
-        raise UsageError(
-            f"--plugin {named}: there is no module {module} in {Path.cwd()} or in Python's path",
-            fix="call dsrun in its folder, or set PYTHONPATH",
-        )
+        what = f"--plugin {named}: there is no module {module} in {Path.cwd()} or in Python's path"
+        raise UsageError(what, fix="call dsrun in its folder, or set PYTHONPATH")
     names = _top_level_names(_parsed(path, named).body)
     if class_name not in names and "*" not in names:
         raise UsageError(f"--plugin {named}: {shown(path)} has no {class_name}", fix=did_you_mean(class_name, names))

@@ -79,10 +79,8 @@ def _in_folder(flag: str, folder: Path) -> list[Path]:
     other = next((path for path, split in found.items() if split not in (own, None)), None)
     if other and len(set(found.values())) > 1:
         mine = " ".join(str(path) for path, split in found.items() if split in (own, None))
-        raise UsageError(
-            f"{flag} {folder} contains {other.relative_to(folder)}, which is not for that by its name",
-            fix=f"--dataset {folder}" if "train" in found.values() else f"{flag} {mine}",
-        )
+        what = f"{flag} {folder} contains {other.relative_to(folder)}, which is not for that by its name"
+        raise UsageError(what, fix=f"--dataset {folder}" if "train" in found.values() else f"{flag} {mine}")
     return list(found)
 
 

@@ -103,10 +103,8 @@ def check_columns(paths: Sequence[Path], wanted: Sequence[str]) -> None:
         found, _ = sample_of(first_rows(path))
         lacking = next((name for name in wanted if found and name not in found), None)
         if lacking is not None:
-            raise UsageError(
-                f"{path} has no column {lacking!r}, which {paths[0]} has; columns found: {', '.join(found)}",
-                fix="files of one split have the same columns",
-            )
+            what = f"{path} has no column {lacking!r}, which {paths[0]} has; columns found: {', '.join(found)}"
+            raise UsageError(what, fix="files of one split have the same columns")
 
 
 def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, str]]:

@@ -184,10 +184,8 @@ def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callab
             due = elapsed + interval(elapsed)
         show_logs()
         if never := monitor.never_starts:
-            raise ToolError(
-                f"job {job_id} will never start: the job it depends on did not end as it should have",
-                fix=f"scancel {never}",
-            )
+            what = f"job {job_id} will never start: the job it depends on did not end as it should have"
+            raise ToolError(what, fix=f"scancel {never}")
         if monitor.ended:
             pause(TICK_S)  # for what a network file system shows late
             show_logs(last=True)

@@ -133,10 +133,8 @@ def _compiled(text: str | None) -> "jinja2.Template":
 
 def _refuse(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
     if spec.array and program.output:
-        raise UsageError(
-            f"the tasks of --array would all train in {program.output}",
-            fix="remove --output: each has runs/NAME-JOB_TASK",
-        )
+        what = f"the tasks of --array would all train in {program.output}"
+        raise UsageError(what, fix="remove --output: each has runs/NAME-JOB_TASK")
     if spec.preflight and (spec.container_image or spec.apptainer) and not program.trains:
         raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):

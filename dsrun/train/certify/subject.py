@@ -103,10 +103,8 @@ def _config(request: CertifyRequest, found: FoundModel, folder: Path) -> Any:
     if kind not in CONFIG_MAPPING and not (trusted and "auto_map" in found.config):
         if "auto_map" in found.config:
             raise UsageError(f"{request.model} needs Python code of its own", fix="read it, then --trust-remote-code")
-        raise UsageError(
-            f"{request.model} is a {kind} model, which transformers {version('transformers')} does not know",
-            fix="pip install --upgrade transformers",
-        )
+        what = f"{request.model} is a {kind} model, which transformers {version('transformers')} does not know"
+        raise UsageError(what, fix="pip install --upgrade transformers")
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(found.config), encoding="utf-8")
     for file in found.folder.glob("*.py") if trusted else ():
@@ -125,8 +123,6 @@ def _task(request: CertifyRequest, config: Any) -> str:
     made_for = decide_task(text_config(deepcopy(config)), "auto", request.model)
     wanted = {None: made_for, "causal": "causal-lm"}.get(request.task, request.task)
     if wanted != made_for and (wanted, made_for) != ("dpo", "causal-lm"):
-        raise UsageError(
-            f"--task {request.task}: {request.model} is a {config.model_type} model, which is trained as {made_for}",
-            fix="leave --task out",
-        )
+        what = f"--task {request.task}: {request.model} is a {config.model_type} model, which is trained as {made_for}"
+        raise UsageError(what, fix="leave --task out")
     return str(wanted)

@@ -147,10 +147,8 @@ def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
 def _torch(python: Path) -> TorchFacts:
     torch = torch_facts(str(python))
     if torch is None:
-        raise MissingError(
-            f"{python} has no torch, and the operations are compiled against it",
-            fix=f"{python} -m pip install torch, or name another environment with --python",
-        )
+        what = f"{python} has no torch, and the operations are compiled against it"
+        raise MissingError(what, fix=f"{python} -m pip install torch, or name another environment with --python")
     if torch.hip:
         raise UsageError(f"torch {torch.version} is built for ROCm", fix="dsrun builds for CUDA and for CPUs")
     return torch

@@ -129,10 +129,8 @@ def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
 def check_executable(folder: Path) -> None:
     """Raise ToolError when the build's new `folder` lies where no program may be run."""
     if os.statvfs(folder.parent).f_flag & os.ST_NOEXEC:
-        raise ToolError(
-            f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there",
-            fix="point TMPDIR to another disk",
-        )
+        what = f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there"
+        raise ToolError(what, fix="point TMPDIR to another disk")
 
 
 def copy_failed(folder: Path, error: OSError) -> ToolError:

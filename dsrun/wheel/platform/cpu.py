@@ -67,10 +67,8 @@ def common_level(levels: Iterable[str]) -> str:
     for ladder in _LADDERS:
         if given and given <= set(ladder):
             return min(given, key=ladder.index)
-    raise UsageError(
-        f"there is no CPU level common to {', '.join(sorted(given)) or 'no machine'}",
-        fix="build one wheel for each kind of machine: --cpu NAME",
-    )
+    what = f"there is no CPU level common to {', '.join(sorted(given)) or 'no machine'}"
+    raise UsageError(what, fix="build one wheel for each kind of machine: --cpu NAME")
 
 
 def default_level(host: str) -> str:

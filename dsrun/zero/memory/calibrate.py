@@ -54,10 +54,8 @@ def calibrate(
         )
     other = next((each for each in gpus if is_another(each, request.cluster)), None)
     if other is not None:
-        raise UsageError(
-            f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}",
-            fix="plan for the GPUs here",
-        )
+        what = f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}"
+        raise UsageError(what, fix="plan for the GPUs here")
     if not gpus:
         made, row = _on_cpu(made, row)
     with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:

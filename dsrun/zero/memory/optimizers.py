@@ -25,10 +25,8 @@ def state_bytes(name: str, *, stage: int, weights: int = 4) -> float:
     columns are next to nothing.
     """
     if name not in _STATES:
-        raise UsageError(
-            f"--optim {name}: how much memory its states take is not known",
-            fix=did_you_mean(name, _STATES, f"known: {', '.join(sorted(_STATES))}"),
-        )
+        what = f"--optim {name}: how much memory its states take is not known"
+        raise UsageError(what, fix=did_you_mean(name, _STATES, f"known: {', '.join(sorted(_STATES))}"))
     if stage == 0 and name in _FACTORED:
         return 0.0
     full, eight, four = _STATES[name]

@@ -182,10 +182,8 @@ def _check_calls(message: Mapping[str, Any], written: str, where: str) -> None:
     words = Counter([str(call.get("name")) for call in calls] + [str(name) for each in given for name in each])
     # Jinja writes an object as Python does, which is not JSON.
     if any(str(each) in written for each in given) or any(written.count(word) < n for word, n in words.items()):
-        raise CallNotWritten(
-            f"{where}: the chat template leaves out a call of {calls[-1].get('name')}",
-            fix="--chat-template FILE with one that writes such calls",
-        )
+        what = f"{where}: the chat template leaves out a call of {calls[-1].get('name')}"
+        raise CallNotWritten(what, fix="--chat-template FILE with one that writes such calls")
 
 
 def reasoning_apart(message: dict[str, Any]) -> dict[str, Any]:

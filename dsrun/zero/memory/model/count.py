@@ -31,10 +31,8 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
     if family not in families():
         near = nearest(family, families())
         hint = f" (did you mean {near}?)" if near else ""
-        raise MissingError(
-            f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}",
-            fix="install dsrun[train]",
-        )
+        what = f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}"
+        raise MissingError(what, fix="install dsrun[train]")
     if from_scratch and family_of(family).unties_when_loaded:
         config = {**config, "tie_word_embeddings": True}
     return architecture_of(config, tensors_of(config, family))
@@ -43,10 +41,8 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
 def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:
     """Refuse a length that the model's position table does not reach."""
     if architecture.positions is not None and tokens > architecture.positions:
-        raise UsageError(
-            f"{flag} {tokens:,}: {architecture.family} has positions for {architecture.positions:,} tokens",
-            fix=f"use at most {architecture.positions}",
-        )
+        what = f"{flag} {tokens:,}: {architecture.family} has positions for {architecture.positions:,} tokens"
+        raise UsageError(what, fix=f"use at most {architecture.positions}")
 
 
 PREFIX = "plan."
