@@ -65,7 +65,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, weights: bool = 
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
             " read without downloading",
-            fix=f"run `hf download {name} config.json`, give the folder, or take it from --hub modelscope",
+            fix=f"run `hf download {name} config.json`, or give the folder",
         )
     return _found(name, snapshot, snapshot / "config.json", weights)
 

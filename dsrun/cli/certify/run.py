@@ -59,12 +59,6 @@ def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence
             record(verdict)
     except OSError as error:
         print_note(f"the verdict cannot be kept, and `dsrun train` will not know it: {error}")
-    if page:
-        from dsrun.report.page import page_template  # jinja2
-
-        total = summary(verdict.results, every=True)
-        text = page_template("certify.html.j2").render(verdict=verdict, facts=CHECK_FACTS, total=total, by=__version__)
-        write_file(Path(page), text.lstrip().encode("utf-8", "backslashreplace"), force=force)
     if form == "json":
         print_json(verdict.as_dict())
     else:
@@ -72,6 +66,12 @@ def run(*, model: str, zero: str, gpus: int | None, limit: float, only: Sequence
             click.echo(line)
         if not chosen:
             print_line(translated(verdict.sentence))
+    if page:
+        from dsrun.report.page import page_template  # jinja2
+
+        names = {"verdict": verdict, "only": chosen, "facts": CHECK_FACTS, "by": __version__}
+        text = page_template("certify.html.j2").render(names, total=summary(verdict.results, every=True))
+        write_file(Path(page), text.lstrip().encode("utf-8", "backslashreplace"), force=force)
     return EXIT_FINDINGS if verdict.failed else 0
 
 

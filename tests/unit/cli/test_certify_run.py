@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -233,3 +234,20 @@ def test_page_tells_what_flags_avoid(program, model, tmp_path, avoid, pill):
     program(answers(check_row("broken", "error", avoid=avoid)))
     call(model, "-o", str(tmp_path / "page.html"))
     assert pill in Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize(("level", "pill"), [("info", "✓ passes"), ("error", "✕ fails")])
+def test_page_of_some_checks_certifies_nothing(program, model, tmp_path, level, pill):
+    program(answers(check_row("one_loss", level)))
+    call(model, "--only", "one_loss", "-o", str(tmp_path / "page.html"))
+    text = Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
+    assert pill in text
+    assert "ertified with" not in text
+
+
+def test_page_that_cannot_be_written_loses_no_results(program, model, tmp_path, monkeypatch):
+    program(answers(check_row("one_loss")))
+    monkeypatch.setattr(certify, "write_file", Mock(side_effect=UsageError("no space")))
+    done = CliRunner().invoke(command, [model, "--format", "json", "-o", str(tmp_path / "page.html")])
+    assert json.loads(done.stdout)["passed"] == 1
+    assert isinstance(done.exception, UsageError)
