@@ -38,10 +38,10 @@ ENDING = {
     "exporter": ["--once", "--textfile", "metrics.prom"],
     "doctor": ["--only", "run_folder"],
 }
-# These would need a cluster, other machines, a compiler, a running job, weights or a checkpoint: they are parsed.
+# These would train, or need a cluster, machines, a compiler, a running job, weights or a checkpoint: they are parsed.
 PARSED = (
     *("jobs", "cluster", "stacks", "export ", "wheel", "build-wheel", "verify-wheel"),
-    *("checkpoint verify", "doctor --nodes", "doctor --ranks", "init --slurm"),
+    *("checkpoint verify", "certify", "doctor --nodes", "doctor --ranks", "init --slurm"),
 )
 # A page shows how it is refused.
 REFUSED = "--notify https:"
