@@ -36,7 +36,7 @@ def keep_whole(model: Any, *, sharded: bool) -> None:
         listed = forward is torch.nn.ModuleList.forward
         parts = [each for each in module.children() if isinstance(each, torch.nn.Identity) or [*each.parameters()]]
         # JetMoE calls methods of its experts instead, and gradients of a leaf that is not called are lost.
-        if last == "experts" and parts and (listed or "NotImplementedError" not in forward.__code__.co_names):
+        if last == "experts" and parts and (listed or forward.__code__.co_names != ("NotImplementedError",)):
             whole = model.get_submodule(above) if listed else module
         elif sharded and (hasattr(module, "time_shift") or hasattr(module, "conv_1d")):
             whole = module

@@ -37,6 +37,13 @@ class ExpertsOfMethods(CalledExperts):
         raise NotImplementedError("call its methods")
 
 
+class ExpertsThatMayRefuse(CalledExperts):
+    def forward(self, hidden):
+        if not torch.is_tensor(hidden):
+            raise NotImplementedError
+        return super().forward(hidden)
+
+
 def holding(experts):
     block = torch.nn.Module()
     block.experts = experts
@@ -50,11 +57,12 @@ def test_experts_that_are_modules_are_fetched_as_one():
     listed = holding(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]))
     fused, with_identity = holding(FusedExperts()), holding(CalledExperts())
     with_identity.block.experts.mlp = torch.nn.Identity()
-    models = (called, listed, with_identity, fused, holding(ExpertsOfMethods()))
+    refusing = holding(ExpertsThatMayRefuse())
+    models = (called, listed, with_identity, fused, holding(ExpertsOfMethods()), refusing)
     for model in models:
         keep_whole(model, sharded=True)
     leaves = [[name for name, each in model.named_modules() if z3_leaf_module(each)] for model in models]
-    assert leaves == [["block.experts"], ["block"], ["block.experts"], [], []]
+    assert leaves == [["block.experts"], ["block"], ["block.experts"], [], [], ["block.experts"]]
 
 
 @pytest.mark.parametrize(
