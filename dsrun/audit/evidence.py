@@ -12,7 +12,7 @@ from dsrun.audit.arguments import read_arguments
 from dsrun.audit.logs import read_logs
 from dsrun.checkpoints import weights
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.reading import LOG, logs_below, read_log
+from dsrun.diagnosis.log.reading import LOG, logs_below, read_log
 from dsrun.errors import UsageError
 from dsrun.models.headers import read_header
 from dsrun.runs.find import is_run

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ahocorasick_rs
 
 from dsrun.diagnosis.diagnose import of_logs
-from dsrun.diagnosis.reading import read_log
+from dsrun.diagnosis.log.reading import read_log
 from dsrun.errors import DsrunError, UsageError
 from dsrun.monitoring.trainer_logs.status import LogReader
 from dsrun.system.patterns import patterns_beside

@@ -7,7 +7,7 @@ from pathlib import Path
 from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line
 from dsrun.diagnosis.diagnose import RunVerdict, likely, of_logs
-from dsrun.diagnosis.reading import by_job, job_of, logs_below, members
+from dsrun.diagnosis.log.reading import by_job, job_of, logs_below, members
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.show import shown

@@ -3,15 +3,16 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from dsrun.diagnosis.notation import rank_of
-from dsrun.diagnosis.reading import read_log
+from dsrun.diagnosis.log.notation import rank_of
+from dsrun.diagnosis.log.reading import read_log
+from dsrun.diagnosis.log.scan import LogHit, LogScan
 from dsrun.diagnosis.rules import CauseSign, FailureCause, SignWeight, cause_named
-from dsrun.diagnosis.scan import LogHit, LogScan
 
 UNKNOWN = "unknown"
 OWN = "dsrun_error"
@@ -26,6 +27,18 @@ _ORDER = get_args(SignWeight)
 _SIGTERM = -15
 # What a process's own end tells when no log does.
 _SIGNALS = {4: "illegal_instruction", 7: "cpu_shm_bus_error", 9: "rank_killed", 11: "rank_killed"}
+
+
+HitStanding = Literal["first", "beside", "same_line", "earlier_attempt", "survived"]
+"""What became of a hit: it explains the others; it counts beside it; a rule that tells more knows the same line; it is
+of an attempt before the last; the run got over it."""
+
+
+class JudgedHit(NamedTuple):
+    """A hit, and whether it counts."""
+
+    hit: LogHit
+    standing: HitStanding
 
 
 class FirstFailure(NamedTuple):
@@ -104,30 +117,56 @@ def root(found: Mapping[str, Sequence[Diagnosis]]) -> str | None:
 
 def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosis]:
     """What a scanned log shows, each cause once, the one that explains the others first."""
-    scan = log.scan
-    hits = [hit for hit in scan.hits if (scan.own or not hit.sign.own) and not survived(hit, scan, exit_code)]
-    last = max((hit.attempts for hit in hits), default=0)
-    # A rule that knows the same line tells more.
-    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN and not hit.sign.own}
-    named = {hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own}
-    hits = [hit for hit in hits if hit.attempts == last and not (hit.sign.own and hit.line in named)]
-    hits = [hit for hit in hits if not (hit.sign.weight == UNKNOWN and hit.line in known)]
-    if not hits:
+    by_cause: dict[str, list[LogHit]] = {}
+    for hit, standing in judged(log, exit_code=exit_code):
+        if standing in ("first", "beside"):
+            by_cause.setdefault(hit.cause.code, []).append(hit)
+    if not by_cause:
         return _by_signal(exit_code, log.first)
-    killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
+    return [_diagnosis(each, log.first) for each in by_cause.values()]
+
+
+def judged(log: ScannedLog, *, exit_code: int | None = None) -> list[JudgedHit]:
+    """Every hit of a scanned log with its standing: those that count in front, the one that explains the others
+    first; then the rest in the order of the log."""
+    scan = log.scan
+    hits = [hit for hit in scan.hits if scan.own or not hit.sign.own]
+    over = {id(hit) for hit in hits if survived(hit, scan, exit_code)}
+    last = max((hit.attempts for hit in hits if id(hit) not in over), default=0)
+    # A rule that knows the same line tells more.
+    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN and not hit.sign.own and id(hit) not in over}
+    named = {
+        hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own and id(hit) not in over
+    }
+
+    def standing_of(hit: LogHit) -> HitStanding:
+        if id(hit) in over:
+            return "survived"
+        if hit.attempts != last:
+            return "earlier_attempt"
+        told = (hit.sign.own and hit.line in named) or (hit.sign.weight == UNKNOWN and hit.line in known)
+        return "same_line" if told else "beside"
+
+    found = [JudgedHit(hit, standing_of(hit)) for hit in hits]
+    rest = [each for each in found if each.standing != "beside"]
+    counting = sorted((hit for hit, standing in found if standing == "beside"), key=_urgency(log.first))
+    standings: Iterable[HitStanding] = chain(("first",), repeat("beside"))
+    return [*map(JudgedHit, counting, standings), *rest]
+
+
+def _urgency(first: FirstFailure | None) -> Callable[[LogHit], tuple[int, bool, int, bool]]:
+    """The order of hits: how much they say, then of the rank that failed first, then where they stand."""
+    killed = first is not None and first.exit_code < 0 and first.exit_code != _SIGTERM
 
     def urgency(hit: LogHit) -> tuple[int, bool, int, bool]:
         weight = hit.sign.weight
         if killed and weight == UNKNOWN:
             # The others only lost the rank that a signal ended.
             weight = "consequence"
-        other = weight == UNKNOWN and log.first is not None and rank_of(hit.text) != log.first.rank
+        other = weight == UNKNOWN and first is not None and rank_of(hit.text) != first.rank
         return _ORDER.index(weight), other, hit.line, not hit.sign.means
 
-    by_cause: dict[str, list[LogHit]] = {}
-    for hit in sorted(hits, key=urgency):
-        by_cause.setdefault(hit.cause.code, []).append(hit)
-    return [_diagnosis(each, log.first) for each in by_cause.values()]
+    return urgency
 
 
 def recovered(log: ScannedLog) -> list[Diagnosis]:

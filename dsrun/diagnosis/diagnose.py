@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, rank_behind, recovered, root, scan_log
-from dsrun.diagnosis.reading import NotText
+from dsrun.diagnosis.log.reading import NotText
 from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import text_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.diagnosis.classify import Diagnosis, classify, diagnoses, root, scan_log
-from dsrun.diagnosis.reading import read_log
+from dsrun.diagnosis.log.reading import read_log
 from dsrun.diagnosis.rules import causes
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.diagnosis.diagnose import _FLAG, of_logs
-from dsrun.diagnosis.reading import NotText
+from dsrun.diagnosis.log.reading import NotText
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
 LOST = CORPUS / "nccl_network" / "gloo-peer-lost.txt"

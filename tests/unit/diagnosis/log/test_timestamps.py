@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from dsrun.diagnosis.notation import last_time, rank_of, time_of
+from dsrun.diagnosis.log.notation import last_time, rank_of, time_of
 
 NOON = calendar.timegm((2026, 11, 21, 12, 0, 0))
 

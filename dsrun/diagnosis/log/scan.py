@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import ahocorasick_rs
 
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.notation import last_time, time_of, without_prefix
+from dsrun.diagnosis.log.notation import last_time, time_of, without_prefix
+from dsrun.diagnosis.log.tracebacks import HEADER, end_of_traceback, is_exception
 from dsrun.diagnosis.rules import CauseSign, FailureCause, causes
-from dsrun.diagnosis.tracebacks import HEADER, end_of_traceback, is_exception
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
 WINDOW = 4000

@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from dsrun.diagnosis.notation import STAMP, without_prefix
+from dsrun.diagnosis.log.notation import STAMP, without_prefix
 
 HEADER = b"Traceback (most recent call last)"
 # Bytes behind its header in which a traceback has its end.

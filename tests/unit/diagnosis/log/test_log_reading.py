@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.diagnosis import reading
 from dsrun.diagnosis.classify import ScannedLog, diagnoses, scan_log
-from dsrun.diagnosis.reading import NotText
+from dsrun.diagnosis.log import reading
+from dsrun.diagnosis.log.reading import NotText
 from dsrun.errors import MissingError, UsageError
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
