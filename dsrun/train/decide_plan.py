@@ -27,7 +27,7 @@ from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin, load_plugin
 from dsrun.train.base.rank_context import is_supervised
-from dsrun.train.base.refusals import refuse
+from dsrun.train.base.refusals import notice_of, refuse
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import SKIP_FILE
@@ -214,16 +214,10 @@ def with_smaller_batch(batch: BatchPlan, fallback: MemoryFallback) -> BatchPlan:
 
 def fallback_notice(before: BatchPlan, after: BatchPlan, fallback: MemoryFallback) -> str | None:
     """What the fallback changes, in one line; None where nothing is."""
-    changes = []
-    if after != before:
-        changes.append(
-            f"micro batch {after.micro_batch} instead of {before.micro_batch}, {after.accumulation} accumulation steps"
-        )
+    changes = [notice_of("memory.micro_batch", before=before, after=after)] if after != before else []
     changes += ["activations are recomputed"] if fallback.recompute else []
     changes += ["optimizer states on the host"] if fallback.offload != "none" else []
-    if not changes:
-        return None
-    return f"memory ran out before: {', '.join(changes)}; the global batch stays {after.global_batch}"
+    return notice_of("memory.ran_out", changes=", ".join(changes), after=after) if changes else None
 
 
 def clear_fallbacks(run: Path) -> None:

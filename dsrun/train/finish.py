@@ -12,6 +12,7 @@ from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
+from dsrun.train.base.refusals import notice_of
 from dsrun.train.card.write_card import CardFacts, write_cards
 from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
@@ -160,14 +161,9 @@ def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:
 
 def _already_finished(trainer: RunTrainer) -> str:
     state, arguments = trainer.state, trainer.args
-    if state.global_step < state.max_steps:
-        why, longer = f"it stopped early at step {state.global_step:,}", "a larger --early-stopping"
-    elif arguments.max_steps > 0:
-        why, longer = f"all {state.global_step:,} steps are done", f"--max_steps above {arguments.max_steps}"
-    else:
-        done = f"{arguments.num_train_epochs:g}"
-        why, longer = f"all {state.global_step:,} steps are done", f"--num_train_epochs above {done}"
-    return f"this run is already finished: {why} (to train on: {longer}; to start anew: --resume never)"
+    key = "all_steps" if arguments.max_steps > 0 else "all_epochs"
+    key = "stopped_early" if state.global_step < state.max_steps else key
+    return notice_of(f"finished.{key}", step=state.global_step, arguments=arguments)
 
 
 def _best_checkpoint(trainer: RunTrainer) -> str | None:

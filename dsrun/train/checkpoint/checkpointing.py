@@ -19,6 +19,7 @@ from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
+from dsrun.train.base.refusals import notice_of
 from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
 from dsrun.train.checkpoint.serialize import (
     NamedTensors,
@@ -242,10 +243,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         self.save_again = False
         if save.short_of_memory and not self._told_of_memory:
             self._told_of_memory = True
-            self.saving.notify(
-                "--async-save: host memory does not suffice for a copy of all that is saved: some of it"
-                " is written while training waits"
-            )
+            self.saving.notify(notice_of("memory.of_copies"))
         now = time.monotonic()
         self._stall += now - began
         folder = save.run.checkpoint(save.step)

@@ -18,7 +18,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, notices, refusal
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, check_foreign, check_states, read_through
 from dsrun.train.model.parameter_groups import ONE_RATE
@@ -26,15 +26,6 @@ from dsrun.train.model.parameter_groups import ONE_RATE
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
 _SHOWN_DIFFERENCES = 3
-# Facts that may differ, but make the course another one than that of an uninterrupted run.
-_REPORTED_DIFFERENCES = {
-    "global_batch": "global batch size",
-    "seed": "seed",
-    "data_seed": "data seed",
-    "train_rows": "number of training rows",
-    "plugin": "plugin",
-    "objective": "task",
-}
 
 CheckpointReader = Callable[[Path], list[FileDamage]]
 
@@ -166,45 +157,33 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     if manifest and rates != facts.get("learning_rates", rates):
         # The optimizer's states are kept group by group.
         raise refusal("checkpoint.rates", checkpoint=checkpoint, was=rates, now=facts["learning_rates"])
-    changed = []
-    if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):
-        shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
-        more = len(differences) - _SHOWN_DIFFERENCES
-        changed.append(f"another model config ({shown}{f'; {more} more' if more > 0 else ''})")
-    if _differ(saved, facts, "tokenizer_sha256"):
-        changed.append("another tokenizer")
-    if _differ(saved, facts, "lora"):
-        changed.append(f"another LoRA (was: {saved['lora']}; is: {facts['lora']})")
-    other_data = _differ(saved, facts, "train_fingerprint")
-    if other_data:
-        changed.append("other training data")
+    other = {name for name in saved.keys() & facts.keys() if saved[name] != facts[name]}
+    differences = _changed_keys(saved, facts) if "config_sha256" in other else ""
+    if not differences:
+        other.discard("config_sha256")
+
+    def told(group: str) -> list[str]:
+        names = {"name": checkpoint.name, "differences": differences}
+        texts = notices(group).items()
+        return [text.format(was=saved[key], now=facts[key], **names) for key, text in texts if key in other]
+
+    changed = told("changed")
     if changed and not force:
         raise refusal("checkpoint.changed", checkpoint=checkpoint, changed=" and ".join(changed))
     lines = [f"resuming with {what} than {checkpoint.name} was saved with" for what in changed]
-    if other_data:
-        lines.append(
-            "training goes on at the same position in the new data: in this epoch samples may be repeated or left out"
-        )
-    for name, label in _REPORTED_DIFFERENCES.items():
-        if _differ(saved, facts, name):
-            lines.append(
-                f"the {label} was {saved[name]} when {checkpoint.name} was saved, and is {facts[name]} now"
-                + (f" (--global-batch-size {saved[name]} keeps it)" if name == "global_batch" else "")
-            )
-    return lines
+    lines += [notice_of("resumed.data")] if "train_fingerprint" in other else []
+    return lines + told("differs")
 
 
-def _differ(saved: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
-    return name in saved and name in facts and saved[name] != facts[name]
-
-
-def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """The differences of the model configs. Another release of transformers writes keys that this one does not know, or
-    the other way round: those make no other model."""
+def _changed_keys(saved: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The first differences of the model configs. Another release of transformers writes keys that this one does not
+    know, or the other way round: those make no other model."""
     was, now = saved.get("config", {}), facts["config"]
     releases = [each.get("versions", {}).get("transformers") for each in (saved, facts)]
     names = {*was, *now} if releases[0] == releases[1] or not was else {*was} & {*now}
-    return [f"{n} was {was.get(n)}, is {now.get(n)}" for n in sorted(names) if was.get(n) != now.get(n)]
+    found = [f"{n} was {was.get(n)}, is {now.get(n)}" for n in sorted(names) if was.get(n) != now.get(n)]
+    more = len(found) - _SHOWN_DIFFERENCES
+    return "; ".join(found[:_SHOWN_DIFFERENCES] + ([f"{more} more"] if more > 0 else []))
 
 
 def _set_aside_later(folder: RunFolder, chosen: Path | None) -> list[str]:

@@ -17,7 +17,7 @@ from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow, RawRows, check_columns
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.cache import CacheMeta, map_rows, quiet
 from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
@@ -88,10 +88,7 @@ def notices_of(layout: RowLayout, spec: BuildSpec, tokenizer: Any) -> list[str]:
         notices.append(f"--ignore-columns: the first rows have no {columns_in_words(strange)}; columns found: {there}")
     is_plain = layout.kind in ("pair", "preference") and spec.hints.task == "causal-lm"
     if is_plain and getattr(tokenizer, "chat_template", None):
-        notices.append(
-            f"the model has a chat template, and {layout.name} is joined as plain text without it: "
-            "--apply-chat-template makes conversations of it"
-        )
+        notices.append(notice_of("chat.joined", layout=layout.name))
     return notices
 
 

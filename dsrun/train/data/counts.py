@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun.recipe.preflight import bad_rows
-from dsrun.train.base.refusals import refusal, refuse
+from dsrun.train.base.refusals import notice_of, refusal, refuse
 
 # Shares of the tokens of a side that are unknown to the tokenizer, as those of another language are.
 SOME, MOST = 0.03, 0.5
@@ -73,18 +73,10 @@ class RowCounts:
         return f"{number} of {self.encoded:,} examples {'was' if self.cut < 2 else 'were'} cut at {at}"
 
     def notices(self, split: str) -> list[str]:
-        found = [
-            f"{split}: the chat template leaves out the {what} of {count:,} samples, which the model neither reads nor "
-            "learns (--chat-template FILE names another template)"
-            for what, count in (("tools", self.no_tools), ("reasoning", self.no_reasoning))
-            if count
-        ]
+        lost = {"tools": self.no_tools, "reasoning": self.no_reasoning}
+        found = [notice_of("chat.left_out", split=split, what=what, count=n) for what, n in lost.items() if n]
         if self.divided:
-            found += [
-                f"{split}: {self.divided:,} of {self.rows:,} conversations became {self.divided + self.extra:,} "
-                "samples, as the chat template changes earlier turns: each answer is learned after what the model sees "
-                "when it writes it"
-            ]
+            found.append(notice_of("chat.divided", split=split, counts=self, samples=self.divided + self.extra))
         return found
 
 

@@ -14,7 +14,7 @@ from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
 from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, held_out, missing
 from dsrun.system.terminal.display import NotePrinter
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
@@ -147,11 +147,8 @@ class Preparation:
             held_out, rest = divide(blocks, percent, source.where)
             self.data["validation"] = self._limited_blocks("validation", held_out, source.where)
             self.data["train"] = self._limited_blocks("train", rest, source.where)
-        held = len(self.data["validation"])
-        self.notices.append(
-            f"no validation data: {held:,} of {held + len(self.data['train']):,} training samples are held out "
-            "for it (--validation-split-percentage 0 keeps all for training)"
-        )
+        held, others = len(self.data["validation"]), len(self.data["train"])
+        self.notices.append(notice_of("data.held_out", held=held, total=held + others))
 
     def through_plugin(self, split: str, source: DataSource) -> AnySource:
         return PluginSource(source, self.row_plugin, split) if self.row_plugin else source
@@ -220,17 +217,13 @@ class Preparation:
         return rows.fingerprint if isinstance(rows, TokenBlocks | RowStream) else self.digests.get(split)
 
     def _limited_blocks(self, split: str, blocks: TokenBlocks, where: str) -> TokenBlocks:
-        samples = self._samples(split)
-        check_sample_count(
-            SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {blocks.block_size:,} tokens in {where}"
-        )
+        samples, size = self._samples(split), blocks.block_size
+        check_sample_count(SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {size:,} tokens in {where}")
         if samples:
             blocks = blocks.cut(0, samples)
         if split in self.request.splits:
-            self.notices.append(
-                f"{split}: {blocks.tokens:,} tokens in {len(blocks):,} block{'' if len(blocks) == 1 else 's'}"
-                f" of {blocks.block_size:,}"
-            )
+            count = f"{len(blocks):,} block{'' if len(blocks) == 1 else 's'}"
+            self.notices.append(f"{split}: {blocks.tokens:,} tokens in {count} of {size:,}")
         return blocks
 
     def job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:

@@ -12,7 +12,7 @@ from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.plan import ModelTask
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.card.write_card import FILE as CARD
 from dsrun.train.card.write_card import is_edited
 from dsrun.train.export.whole import write_whole
@@ -85,11 +85,8 @@ def completed(
         write_whole(partial, whole.folder, whole.keys, folder, beat=beat)
     except (DsrunError, OSError, ValueError, RuntimeError) as error:
         delete_tree(folder)
-        model = partial.with_suffix("")
-        notify(
-            f"{model} is the text model alone, as the rest of {whole.name} could not be put back: {one_line(error)};"
-            f" `dsrun export {model} --base {whole.name} --to DIR` makes the whole"
-        )
+        why = one_line(error)
+        notify(notice_of("model.text_alone", model=partial.with_suffix(""), whole=whole.name, why=why))
         return partial
     return folder
 

@@ -21,7 +21,7 @@ from dsrun.system.files import parse_json
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import all_gather_object, all_ready
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.model.quantization import is_packed
 
@@ -53,11 +53,7 @@ class NanLossError(DsrunError):
     """Training met a NaN or an infinity. `rollback`: the run wants to go on from the last checkpoint."""
 
     def __init__(self, message: str, *, rollback: bool = False) -> None:
-        fix = (
-            "lower --learning_rate, use --bf16 in place of --fp16, or look at the batch;"
-            " --on-nan skip goes on without such steps"
-        )
-        super().__init__(message, fix=fix, cause="nan_loss")
+        super().__init__(message, fix=notice_of("nan.fix"), cause="nan_loss")
         self.rollback = rollback
 
 

@@ -13,6 +13,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels, target_tokens
 from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.refusals import notice_of
 from dsrun.train.loss.cross_entropy import causal_lm_loss, token_cross_entropy
 from dsrun.train.loss.protocol import Loss, PreferenceInputs
 
@@ -64,10 +65,7 @@ def own_loss_notice(model: Any, smoothing: float) -> str | None:
     idle = "--label-smoothing-factor has no effect on it" if smoothing else ""
     if is_stock(model):
         return f"{name} computes a loss of its own: {idle}"
-    return (
-        f"{name} computes a loss of its own, which is used, also in evaluation: micro batches count by their target "
-        "tokens, so their size and the number of GPUs matter unless it is a mean over these" + (idle and f"; {idle}")
-    )
+    return notice_of("model.own_loss", kind=name) + (idle and f"; {idle}")
 
 
 def summed_cross_entropy(

@@ -16,6 +16,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import all_gather_object
+from dsrun.train.base.refusals import notice_of
 
 FLAG = "--allow-missing-weights"
 CHECK_FILES = "compare config.json and the files with where they are from"
@@ -66,18 +67,17 @@ def judge(model: Any, differences: WeightDifferences) -> WeightsJudgement:
     shapes = [f"{name} {found} and not {wanted}" for name, found, wanted in sorted(differences.mismatched)]
     wrong, notes = [], []
     if missing:
-        wrong.append(
-            f"its files lack {_count(missing, 'weight')} of {len(dict(model.named_parameters()))}: {_some(missing)}"
-        )
+        total = len(dict(model.named_parameters()))
+        wrong.append(f"its files lack {_count(missing, 'weight')} of {total}: {_some(missing)}")
     if shapes:
         wrong.append(f"its files hold {_count(shapes, 'weight')} of another shape: {_some(shapes)}")
     if unexpected:
         wrong.append(f"its files hold {_count(unexpected, 'tensor')} that it has no place for: {_some(unexpected)}")
     if head:
-        notes.append(f"the model's files have no head for this task: {_some(head)} begin with random numbers")
+        notes.append(notice_of("model.head", head=_some(head)))
     if parts:
         tops = {".".join(name.split(".")[:2]) for name in parts}
-        notes.append(f"this model has no {_some(tops)}: {_count(parts, 'tensor')} of its files are left out")
+        notes.append(notice_of("model.left_out", parts=_some(tops), tensors=_count(parts, "tensor")))
     return WeightsJudgement("; ".join(wrong), notes, bool(shapes))
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import set_template
 from dsrun.train.model.load import from_hub, one_at_a_time
@@ -117,12 +117,8 @@ def pad_with_end(tokenizer: Any, task: str) -> str | None:
 def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
     """The original T5 knows its tasks by a prefix; mT5, and what starts from scratch, does not."""
     own = spec.from_scratch or (spec.model or "").startswith("demo-")
-    if not family_of(model_type).task_prefix or spec.source_prefix is not None or own:
-        return None
-    return (
-        "the published T5 models expect a prefix before every source and none is given "
-        "(--source-prefix 'translate English to German: ' or 'summarize: '; '' for a model of your own)"
-    )
+    is_needed = family_of(model_type).task_prefix and spec.source_prefix is None and not own
+    return notice_of("data.t5_prefix") if is_needed else None
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
