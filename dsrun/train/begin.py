@@ -1,22 +1,29 @@
-"""Where a run begins: at which checkpoint, and with which model and Trainer."""
+"""Where a run begins: at which checkpoint, and with which model and Trainer; and what `dsrun certify` has found."""
 
 import os
+import shlex
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dsrun.certify.verdict import recorded
+from dsrun.demo.models import TASKS
+from dsrun.errors import DsrunError
 from dsrun.findings.show import shown
-from dsrun.findings.texts import finding_of
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.models.folder import find
 from dsrun.recipe.parsed_value import config_flags
+from dsrun.recipe.resolve import given_values
 from dsrun.runs.attempts import attempt, earlier_signatures, is_another
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.files import read_object
 from dsrun.system.host import disk_free
 from dsrun.train.base import speed
-from dsrun.train.base.certified import certify_facts
 from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import notice_of
 from dsrun.train.base.run_records import step_of
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import SavingPolicy
@@ -30,6 +37,7 @@ from dsrun.train.loop.callbacks import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
 from dsrun.train.packing.decide import BatchingPlan, keep_grouping
+from dsrun.zero.ops import stage_of
 
 
 def find_start(run: PreparedRun) -> tuple[elastic.AdaptedCheckpoint | None, dict[str, Any]]:
@@ -80,10 +88,7 @@ def build_trainer(run: PreparedRun, start: elastic.AdaptedCheckpoint | None, fac
         fix="install the same packages and kernels on all nodes, or pass --packing off",
     )
     if saved and saved != trainer.batching.grouping:
-        run.console.notice(
-            f"samples form other batches ({trainer.batching.grouping.kind}) than before ({saved.kind}): "
-            "in this epoch some may be repeated or left out"
-        )
+        run.console.notice(notice_of("resumed.batches", now=trainer.batching.grouping.kind, was=saved.kind))
     spec = run.plan.recipe.spec
     saving = SavingPolicy(
         run=run.folder,
@@ -204,3 +209,42 @@ def _origin(plan: TrainingPlan) -> str:
     if plan.given.model:
         return ", from the script"
     return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""
+
+
+def certify_facts(plan: TrainingPlan) -> dict[str, Any] | None:
+    """For run.json: the state of the verdict, its sentence, the codes of what failed, and flags that are missing, with
+    what they avoid. None for a demo, and for a model that is not that of the config.json beside it."""
+    spec = plan.recipe.spec
+    others = plan.given.config is not None or spec.config_name or config_flags(spec)
+    if not spec.model or others or plan.title in TASKS:
+        return None
+    try:
+        found = find(spec.model, weights=False)
+    except DsrunError:
+        return None
+    state, verdict = recorded(found.config, "dpo" if spec.task == "dpo" else plan.task)
+    if verdict and verdict.about["folder"] != str(found.folder.resolve()):
+        verdict = verdict.of_architecture
+    about: dict[str, Any] = verdict.about if verdict else {"time": "", "stages": [], "versions": {}}
+    values = {**about["versions"], "model": shlex.quote(spec.model), "date": about["time"][:10]}
+    values |= {"sentence": verdict.sentence, "stages": ", ".join(map(str, about["stages"]))} if verdict else {}
+    failed = verdict.failed if verdict and state == "found" else []
+    tried = {stage := stage_of(plan.deepspeed), stage + (stage == 1)} & {*about["stages"]}  # ZeRO-2 has what 1 has
+    narrow = state == "found" and (not tried or (spec.lora and not about["lora"]))
+    return {
+        "state": state,
+        "sentence": text_of(f"certified.{'narrow' if narrow and not failed else state}", **values),
+        "failed": [row["check"] for row in failed],
+        "missing": {flag: row["check"] for row in failed for flag in row["avoid"] if not _has(plan, flag)},
+    }
+
+
+def _has(plan: TrainingPlan, flag: str) -> bool:
+    """Whether a run trains by a flag, such as "--packing off"; a lower ZeRO stage than that avoids the same."""
+    chosen = {name: plan.precision == name for name in ("bf16", "fp16")}
+    return all(
+        stage_of(plan.deepspeed) <= int(each.value)
+        if name == "zero"
+        else chosen.get(name, plan.recipe.value(name) or False) == each.value  # None is off
+        for name, each in given_values(flag.split(), Path.cwd(), []).items()
+    )

@@ -1,5 +1,12 @@
-"""From a request to the rows of its checks: build small, train, look."""
+"""From a request to the rows of its checks: build small, train, look.
 
+A crash or a hang in a fork of this process, which has done the imports, is told, and harms nobody.
+"""
+
+import multiprocessing
+import os
+import signal
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,12 +18,12 @@ from transformers.dynamic_module_utils import init_hf_modules
 
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
-from dsrun.errors import DsrunError, ToolError
+from dsrun.errors import DsrunError, ToolError, one_line
 from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.system.process.process_end import die_with_parent, end
 from dsrun.train.certify import rank  # noqa: F401  what the forks need is imported here
-from dsrun.train.certify.in_forks import ForkFailedError, in_fork
 from dsrun.train.certify.look import CHECKS
 from dsrun.train.certify.runs import RUNS, planned, train_all
 from dsrun.train.certify.subject import CertifySubject, SmallRun, load_subject
@@ -99,3 +106,49 @@ def _with_mend(check: Check, found: Finding, request: CertifyRequest) -> Finding
     if found.level != "error" or found.fix:
         return found
     return replace(found, fix=_avoiding(check, found) or text_of("certified.unknown"))
+
+
+class ForkFailedError(Exception):
+    """A fork gave no result: `how` is "crashed" or "hangs", with what the texts of these want to know."""
+
+    def __init__(self, how: str, **values: Any) -> None:
+        super().__init__(how, values)
+        self.how, self.values = how, values
+
+
+def in_fork(program: Callable[[], Any], *, limit_s: float, log: Path) -> Any:
+    """What `program` returns in a fork; what it prints goes to the end of `log`. Raises ForkFailedError where it
+    raises, dies, or does not end within `limit_s`."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(program, theirs, log, os.getpid()), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit_s):
+            raise ForkFailedError("hangs", seconds=limit_s)
+        error, result = ours.recv()
+    except EOFError:
+        process.join()
+        raise ForkFailedError("crashed", kind="signal", error=str(-(process.exitcode or 0))) from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if error:
+        raise ForkFailedError("crashed", kind=error[0], error=error[1])
+    return result
+
+
+def _child(program: Callable[[], Any], answers: Any, log: Path, parent: int) -> None:
+    die_with_parent(parent, signal.SIGKILL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    try:
+        answers.send((None, program()))
+    except BaseException as error:
+        traceback.print_exc()
+        answers.send(((type(error).__name__, one_line(error)), None))
+    finally:
+        end(0)

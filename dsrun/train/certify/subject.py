@@ -1,8 +1,11 @@
-"""What the checks of `dsrun certify` look at: the model as it is, a small one of its architecture, and trained runs."""
+"""What the checks of `dsrun certify` look at: the model as it is, a small one of its architecture, and trained runs.
+
+The small model's tokenizer is one of words; the rows in them mean nothing, and are the same everywhere.
+"""
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -15,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from dsrun.certify.request import CertifyRequest
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.models.folder import FoundModel, find
-from dsrun.train.certify import small, toy
+from dsrun.train.certify import small
 from dsrun.train.model.load import decide_task, one_at_a_time
 from dsrun.train.model.text_part import text_config
 
@@ -77,7 +80,7 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
     folder = scratch / "small"
     made = small.small_config(config)
     model = small.build(made, folder, trust_remote_code=request.trust_remote_code)
-    words = toy.WORDS[: getattr(made.get_text_config(), "vocab_size", len(toy.WORDS))]
+    words = WORDS[: getattr(made.get_text_config(), "vocab_size", len(WORDS))]
     # Of texts that end at once there would be nothing to compare.
     model.generation_config.min_new_tokens = SHORTEST
     model.generation_config.save_pretrained(folder)
@@ -89,8 +92,8 @@ def load_subject(request: CertifyRequest, scratch: Path) -> CertifySubject:
         task=task,
         small=folder,
         tokenizer=any((found.folder / name).is_file() for name in _TOKENIZERS),
-        words=toy.save_tokenizer(scratch / "words", words),
-        rows=toy.write_rows(scratch, task, words),
+        words=save_tokenizer(scratch / "words", words),
+        rows=write_rows(scratch, task, words),
         experts=tuple(sorted({".".join(name.split(".")[-2:]) for name in names})),
     )
     torch.save(named_tensors(model), subject.built)
@@ -126,3 +129,49 @@ def _task(request: CertifyRequest, config: Any) -> str:
         what = f"--task {request.task}: {request.model} is a {config.model_type} model, which is trained as {made_for}"
         raise UsageError(what, fix="leave --task out")
     return str(wanted)
+
+
+WORDS = ("<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(125)))
+"""The longest vocabulary; the ids of the first two are those of padding and of the end."""
+LONGEST = 64
+"""Tokens of a sample, at most."""
+_TRAINED, _TESTED = 29, 5
+"""Rows: a last batch that is not full, as real data has one."""
+
+
+def save_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> Path:
+    """The folder. It has no config.json beside it, by whose model_type transformers would choose another class."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=LONGEST
+    ).save_pretrained(folder)
+    return folder
+
+
+def write_rows(folder: Path, task: str, words: Sequence[str] = WORDS) -> dict[str, Path]:
+    """Files of rows of very different lengths, by split: pairs of a source and itself backwards, or preferences."""
+    make = _preference if task == "dpo" else _pair
+    splits = {"train": range(_TRAINED), "test": range(100, 100 + _TESTED)}
+    files = {split: folder / f"{split}.jsonl" for split in splits}
+    for split, numbers in splits.items():
+        files[split].write_text("".join(json.dumps(make(number, words)) + "\n" for number in numbers), encoding="utf-8")
+    return files
+
+
+def _pair(number: int, words: Sequence[str]) -> dict[str, Any]:
+    text = _text(words, number, 2 + number % 9)
+    return {"source": " ".join(text), "target": " ".join(reversed(text))}
+
+
+def _preference(number: int, words: Sequence[str]) -> dict[str, Any]:
+    prompt, rejected = _text(words, number, 2 + number % 4), _text(words, number + 7, 2 + number % 6)
+    return {"prompt": " ".join(prompt) + " ", "chosen": " ".join(prompt), "rejected": " ".join(rejected)}
+
+
+def _text(words: Sequence[str], number: int, count: int) -> list[str]:
+    return [words[3 + (number * 7 + at * at * 3) % (len(words) - 3)] for at in range(count)]

@@ -13,12 +13,13 @@ from dsrun.errors import one_line
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.base.refusals import notice_of
 from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.loop import engine
+from dsrun.train.loop.generation import SamplePrompts
 from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
 from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, StepRecorder
-from dsrun.train.loop.sample_prompts import SamplePrompts
 from dsrun.train.loop.save_timing import SaveTimer, adaptive_interval
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.probe import CausalityCheck, SumCheck
@@ -171,9 +172,8 @@ class GuardedTracker(TrainerCallback):
             except Exception as error:
                 logger.exception("tracker %s failed in %s", self.name, name)
                 self.has_failed = True
-                self.notify(
-                    f"{self.name} failed and is left out from here on: {type(error).__name__}: {one_line(error)}"
-                )
+                why = f"{type(error).__name__}: {one_line(error)}"
+                self.notify(notice_of("tracker.failed", tracker=self.name, error=why))
                 return None
 
         return call

@@ -20,9 +20,8 @@ from dsrun.train.base.distributed import rank0_first
 from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, MicroBatchRows, StreamOfBatches, TrainingRows
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.mixture import token_lengths
-from dsrun.train.packing.collate import PackedCollator
 from dsrun.train.packing.decide import BatchingPlan
-from dsrun.train.packing.sampler import PackedRows, WindowSampler
+from dsrun.train.packing.sampler import PackedCollator, PackedRows, WindowSampler
 from dsrun.zero.memory.flops import TokenCounts, work_of
 
 # A loader worker silent for this long is stuck, on a dead file system for example.

@@ -13,8 +13,8 @@ from dsrun.findings.texts import text_table
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train import begin
-from dsrun.train.base.certified import certify_facts
 from dsrun.train.base.plan import NOTHING, Given
+from dsrun.train.begin import certify_facts
 from dsrun.train.certify.runs import RUNS
 from tests.unit.certify.verdicts import LLAMA, check_row, verdict
 

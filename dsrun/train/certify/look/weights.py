@@ -1,4 +1,5 @@
-"""Whether files and model belong together: names, shapes and dtypes, what loading gives, and how many parameters."""
+"""Whether files and model belong together: names, shapes and dtypes, what loading gives, how many parameters there are,
+and whether DeepSpeed's configuration is for the model as it is."""
 
 import json
 from collections import Counter
@@ -21,10 +22,12 @@ from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.certify import small
 from dsrun.train.certify.subject import CertifySubject, named_tensors
+from dsrun.train.loop.engine import configuration, hidden_size
 from dsrun.train.model.build_model import build, compared
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.loaded_weights import judge
 from dsrun.train.model.zero_auto import tensors, without_storage
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.count import as_loaded, count
 
@@ -151,3 +154,15 @@ def _saved(model: Any) -> Any:
 def _others(weights: dict[str, Any], other: dict[str, Any]) -> set[str]:
     """The names of weights that the other lacks, or has otherwise."""
     return {name for name, each in weights.items() if name not in other or not torch.equal(each, other[name])}
+
+
+def deepspeed(subject: CertifySubject) -> Iterator[Finding]:
+    stages = [stage for stage in subject.request.stages if stage]
+    problems = []
+    for stage in stages:
+        config = configuration(TrainSpec(model=subject.request.model, zero=str(stage)), {}, hidden_size(subject.config))
+        found = check(json.dumps(config), file=f"ZeRO-{stage}", target="trainer", model_type=subject.config.model_type)
+        problems += [each for each in found if each.level == "error"]
+    yield from problems
+    if stages and not problems:
+        yield finding_of("deepspeed.accepted", stages=" and ".join(map(str, stages)))

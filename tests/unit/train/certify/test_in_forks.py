@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dsrun.train.certify.in_forks import ForkFailedError, in_fork
+from dsrun.train.certify.certify import ForkFailedError, in_fork
 
 
 def fails():

@@ -17,7 +17,7 @@ from dsrun.errors import UsageError
 from dsrun.models.families import family_of, other_models
 from dsrun.train.certify.look.forward import LENGTH
 from dsrun.train.certify.small import build, small_config
-from dsrun.train.certify.toy import write_rows
+from dsrun.train.certify.subject import write_rows
 from dsrun.train.model.text_part import text_config
 
 PUBLISHED = json.loads((Path(__file__).parents[3] / "data" / "published_configs.json").read_text())

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.loop.sample_prompts import encode_prompt, read_prompts
+from dsrun.train.loop.generation import encode_prompt, read_prompts
 
 
 def test_prompts_of_text_and_of_rows(tmp_path):
