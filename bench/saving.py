@@ -24,7 +24,7 @@ from dsrun.runs.records import sync_file
 from dsrun.system.net import free_port
 from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy
-from dsrun.train.checkpoint.serialize import write_torch
+from dsrun.train.checkpoint.snapshot import write_torch
 from dsrun.train.loop import engine
 
 ROUNDS = 9

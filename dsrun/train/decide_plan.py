@@ -37,7 +37,7 @@ from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
-from dsrun.train.sequence.degree import decide_degree, with_long_context
+from dsrun.train.sequence.memory import decide_degree, with_long_context
 from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.generate.training_blocks import sums_exactly
 from dsrun.zero.ops import stage_of

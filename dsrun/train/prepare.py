@@ -143,7 +143,7 @@ def prepare_and_report(
 
 def show_samples(data: PreparedData, tokenizer: Any, console: Console, count: int) -> None:
     """Print so many samples of the training data with what is learned of them."""
-    from dsrun.train.data.preview import preview
+    from dsrun.train.data.overview import preview
 
     samples = preview(data, tokenizer, count)
     if samples:

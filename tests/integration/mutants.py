@@ -26,7 +26,7 @@ def fault(function: Callable[[], None]) -> Callable[[], None]:
 @fault
 def gathered_parameters_stay_open() -> None:
     """Qwen3.5's packed forward raised in the probe, and every later save under ZeRO-3 failed."""
-    from dsrun.train.packing.gather import _Gathering
+    from dsrun.train.model.zero3 import _Gathering
 
     _Gathering.close = lambda self: None
 

@@ -21,15 +21,15 @@ from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
 from dsrun.train.base.refusals import notice_of
 from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
-from dsrun.train.checkpoint.serialize import (
+from dsrun.train.checkpoint.snapshot import (
     NamedTensors,
+    SnapshotBuffers,
     has_whole_weights,
     safetensors_through,
     write_safetensors,
     write_through,
     write_torch,
 )
-from dsrun.train.checkpoint.snapshot import SnapshotBuffers
 from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
 from dsrun.train.base.distributed import all_gather_object, local_ranks, my_rank, rank0_first
 from dsrun.train.base.refusals import refusal
-from dsrun.train.checkpoint.serialize import NamedTensors
-from dsrun.train.checkpoint.snapshot import SnapshotBuffers, StateSnapshot
+from dsrun.train.checkpoint.snapshot import NamedTensors, SnapshotBuffers, StateSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,11 @@ from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import RowCounts, check_sample_count
+from dsrun.train.data.counts import RowCounts, check_sample_count, idle_lengths, limits_of
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import pad_with_end, prefix_notice, set_languages, tokenizer_identity
-from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.sources import (
     AnySource,
     DataSource,

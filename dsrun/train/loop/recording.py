@@ -1,23 +1,31 @@
-"""What is recorded of training: metrics and events for the run folder, figures for the user, losses that stand out."""
+"""What is recorded of training: metrics and events for the run folder, figures for the user, losses that stand out. Its
+model FLOPs are read off the parameters of the model as it is trained."""
 
 import math
+import re
 import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import psutil
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
+from dsrun.errors import UsageError
 from dsrun.events import PROGRESS_S
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.train.base.console import Console, TrainingBar, duration, number
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.zero.memory.flops import ModelFlops
+from dsrun.train.model.quantization import elements
+from dsrun.zero.memory.flops import AttentionShape, MatrixWeights, ModelFlops, model_flops
+from dsrun.zero.memory.model.widths import architecture_of
 
 SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
 REMEMBERED = 50
@@ -178,3 +186,45 @@ def robust_z(value: float, others: Sequence[float]) -> float:
     if deviation == 0:
         return math.inf if distance > 0 else 0.0
     return 0.6745 * distance / deviation
+
+
+# Keys and values of attention over the source, in transformers' encoder-decoders: T5's names, and BART's.
+_CROSS = re.compile(
+    r"(EncDecAttention\.[kv]|(encoder_attn|cross_?attn|crossattention)\.(self\.)?([kv]_proj|key|value))\."
+)
+_EXPERTS = re.compile(r"\.experts\.")
+
+
+def flops_of(model: Any) -> ModelFlops | None:
+    """Of a causal language model or an encoder-decoder, with or without adapters, sharded or quantised. None where the
+    config does not say how many layers and heads it has."""
+    try:
+        architecture = architecture_of(
+            model.config.to_dict() | {"is_encoder_decoder": model.config.is_encoder_decoder}, ()
+        )
+    except UsageError:
+        return None
+    decoder, encoder = architecture.decoder, architecture.encoder
+    per_expert = decoder.experts_per_token / decoder.experts if decoder.experts else 1.0
+    attention = [AttentionShape(side.layers, side.queries) for side in (decoder, encoder) if side]
+    return model_flops(_matrices(model, per_expert), *attention)
+
+
+def _matrices(model: Any, per_expert: float) -> Iterator[MatrixWeights]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    output = getattr(base.get_output_embeddings(), "weight", None)
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    source = {id(each) for each in base.get_encoder().parameters()} if model.config.is_encoder_decoder else set()
+    for name, parameter in model.named_parameters():
+        is_table = id(parameter) in tables and parameter is not output  # a tied one is a matrix as well
+        if is_table or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
+            continue
+        of_source = parameter is not output and (id(parameter) in source or bool(_CROSS.search(name)))
+        share = per_expert if _EXPERTS.search(name) else 1.0
+        yield MatrixWeights(elements(parameter) * share, of_source, parameter.requires_grad)
+
+
+def peak_flops(precision: TrainingPrecision) -> float | None:
+    """Dense peak of this GPU in FLOP/s at the training precision, where the table knows it."""
+    tflops = peak_bf16_tflops(torch.cuda.get_device_name())
+    return tflops * 1e12 if tflops and precision != "fp32" else None

@@ -16,7 +16,7 @@ from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer
 from dsrun.train.checkpoint.save import CheckpointSave
-from dsrun.train.checkpoint.serialize import write_safetensors
+from dsrun.train.checkpoint.snapshot import write_safetensors
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import EvaluationResult, Evaluator, LossState

@@ -12,9 +12,9 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.train.base.distributed import all_gather_object
+from dsrun.train.model.zero3 import OtherRankError, gathered
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import additive, install, same_document, trial_of_pairs
-from dsrun.train.packing.gather import OtherRankError, gathered
 from dsrun.train.packing.measure import PackingMeasure, PackingTrial, measure, widths
 
 DOCUMENTS = (5, 8, 7)

@@ -14,8 +14,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy, _AfterEachStep
 from dsrun.train.checkpoint.save import SaveFailed
-from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.checkpoint.snapshot import SnapshotBuffers
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers, write_torch
 from dsrun.train.loop.trainer import RunTrainer
 
 

@@ -11,8 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bench.ladder.data import LLAMA, T5
 from bench.mfu import causal_flops, llama_parameters, seq2seq_flops
-from dsrun.train.loop.recording import StepRecorder
-from dsrun.train.model.flops import flops_of
+from dsrun.train.loop.recording import StepRecorder, flops_of
 from dsrun.zero.memory.flops import work_of
 
 # Scales of norms and T5's position biases, which multiply nothing, are no matrices.

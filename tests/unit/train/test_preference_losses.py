@@ -218,7 +218,7 @@ def test_reference_moves_as_in_trl(tmp_path):
     from trl.trainer.callbacks import SyncRefModelCallback
 
     from dsrun.runs.checksum import ChecksumFile
-    from dsrun.train.checkpoint.serialize import write_safetensors
+    from dsrun.train.checkpoint.snapshot import write_safetensors
     from dsrun.train.loss.protocol import STATE_FILE
 
     model, mine, peers = model_of(0), FrozenModel(model_of(1), sharded=False), model_of(1)

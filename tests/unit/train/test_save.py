@@ -14,8 +14,7 @@ from dsrun.train.base import distributed
 from dsrun.train.base.distributed import all_gather_object, all_ready, rank0_first
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
-from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.checkpoint.snapshot import SnapshotBuffers
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers, write_torch
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import BatchSplit, GlobalBatchSampler
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.sequence import loss as sequence_loss
-from dsrun.train.sequence.degree import decide_degree
 from dsrun.train.sequence.loss import SequenceLoss, shard
-from dsrun.train.sequence.memory import activations_on_host, on_host, tile_mlp
+from dsrun.train.sequence.memory import activations_on_host, decide_degree, on_host, tile_mlp
 
 
 def degree(*, ranks=8, node=8, heads=8, keys=2, given=None, family="llama", task="causal-lm"):

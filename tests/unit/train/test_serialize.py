@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.runs.checksum import ChecksumFile, sum_of
-from dsrun.train.checkpoint.serialize import safetensors_through, write_safetensors, write_torch
+from dsrun.train.checkpoint.snapshot import safetensors_through, write_safetensors, write_torch
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.bfloat16).view(2, 3).t(),

@@ -13,8 +13,8 @@ from dsrun.recipe.preflight.splits import missing
 from dsrun.recipe.rows.readers import RawRow
 from dsrun.train.data.build_splits import encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.encoding.tokenise import RowEncoder
+from dsrun.train.data.overview import STATES, ShownSample, blocks_of, shown
 from dsrun.train.data.prepare import Preparation
-from dsrun.train.data.preview import STATES, ShownSample, blocks_of, shown
 from dsrun.train.data.reading.sources import AnySource, FileSource, PluginSource
 from dsrun.train.data.token_files import is_bin
 

@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train.data.encoding.preferences import PreferenceCollator, sides
-from dsrun.train.data.preview import preview
+from dsrun.train.data.overview import preview
 
 IGNORED = -100
 

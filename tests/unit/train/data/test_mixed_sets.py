@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.train.data.mixture import DataMixture, token_lengths
-from dsrun.train.data.preview import preview
+from dsrun.train.data.overview import preview
 from dsrun.train.data.token_files import TokenBin
 
 PAIRS = [{"prompt": f"q{i} ", "completion": f"a{i}"} for i in range(8)]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dsrun.train.base.console import Console
-from dsrun.train.data.preview import LONGEST_PART, preview, shown, texts_of
+from dsrun.train.data.overview import LONGEST_PART, preview, shown, texts_of
 from dsrun.train.prepare import show_samples
 
 
