@@ -15,18 +15,16 @@ from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
-from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
+from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
-from dsrun.system.host import cpu_bf16, versions
-from dsrun.system.tested import TESTED, untested
+from dsrun.system.host import cpu_bf16
 from dsrun.system.variables import cache_root
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
-from dsrun.train.base.plugin import LoadedPlugin, load_plugin
-from dsrun.train.base.rank_context import is_supervised
+from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.refusals import notice_of, refuse
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
@@ -37,41 +35,13 @@ from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
-from dsrun.train.sequence.memory import decide_degree, with_long_context
+from dsrun.train.sequence.memory import decide_degree
 from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.generate.training_blocks import sums_exactly
 from dsrun.zero.ops import stage_of
 
 NO_FALLBACK = MemoryFallback()
 T5_PREFIX = "translate English to Romanian: "
-
-
-def decide_run(
-    recipe: Recipe,
-    title: str,
-    world: DistributedWorld,
-    run: Path,
-    *,
-    notify: Callable[[str], None],
-    saved_batch: int | None,
-    given: Given = NOTHING,
-) -> TrainingPlan:
-    """The plan of a start in the folder `run`, with what earlier attempts there have found out; loads the plugin."""
-    strange = untested(versions(TESTED))
-    if strange and not is_another(os.environ):
-        notify(strange)
-    if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
-        notify("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
-    return decide_plan(
-        with_long_context(recipe),
-        title,
-        world,
-        notify=notify,
-        fallback=read_memory_fallback(run, recipe),
-        saved_batch=saved_batch,
-        plugin=load_plugin(recipe.spec),
-        given=given,
-    )
 
 
 def decide_plan(

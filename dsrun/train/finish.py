@@ -12,7 +12,7 @@ from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
-from dsrun.train.base.refusals import notice_of
+from dsrun.train.base.refusals import notice_of, notices
 from dsrun.train.card.write_card import CardFacts, write_cards
 from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
@@ -22,12 +22,6 @@ from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
 
 SHOWN_EXAMPLES = 5
-NEXT_COMMANDS = (
-    "dsrun train --zero 2 --model t5-large",
-    "dsrun train --zero 2 --model t5-large --train-file my.jsonl",
-    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
-    "dsrun train --help",
-)
 
 
 def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
@@ -126,7 +120,7 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
     if plan.title in DEMO_NAMES:
         console.print("")
         console.print("next, a real model on the demo's data or on yours:")
-        for line in NEXT_COMMANDS:
+        for line in notices("next").values():
             console.print(line, fit=command_text)
 
 

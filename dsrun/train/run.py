@@ -11,35 +11,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from dsrun.recipe.recipe import Recipe
+from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder
+from dsrun.system.host import versions
+from dsrun.system.tested import TESTED, untested
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import DistributedWorld, init_process_group
 from dsrun.train.base.plan import NOTHING, Given
+from dsrun.train.base.plugin import load_plugin
 from dsrun.train.base.rank_context import RankContext, cause_of, is_supervised
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.begin import build_trainer, find_start
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
-from dsrun.train.decide_plan import decide_run, in_tokens, saved_batch
+from dsrun.train.decide_plan import decide_plan, in_tokens, read_memory_fallback, saved_batch
 from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
 from dsrun.train.loop.build_trainer import PreparedRun
 from dsrun.train.loop.engine import prepare_engine
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan
+from dsrun.train.sequence.memory import with_long_context
 
 
-def run(
-    recipe: Recipe,
-    title: str,
-    world: DistributedWorld,
-    folder: RunFolder,
-    console: Console,
-    *,
-    context: RankContext | None = None,
-) -> None:
+def run(parts: PreparedRun) -> None:
     """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
     so."""
-    parts = prepare_run(recipe, title, world, folder, console, context=context)
     with recorded(parts):
         begun = begin(parts)
         if begun.train():
@@ -56,11 +52,26 @@ def prepare_run(
     context: RankContext | None = None,
     given: Given = NOTHING,
 ) -> PreparedRun:
-    """Decide everything, prepare the data, and join the process group. A script's own model and rows are `given`."""
+    """Decide everything, with what earlier attempts have found out, prepare the data, and join the process group. A
+    script's own model and rows are `given`."""
     context = context or RankContext.unsupervised()
     context.heart.enter("loading")
+    strange = untested(versions(TESTED))
+    if strange and not is_another(os.environ):
+        console.notice(strange)
+    if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
+        console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
     saved = saved_batch(recipe, folder)
-    plan = decide_run(recipe, title, world, folder.path, notify=console.notice, saved_batch=saved, given=given)
+    plan = decide_plan(
+        with_long_context(recipe),
+        title,
+        world,
+        notify=console.notice,
+        fallback=read_memory_fallback(folder.path, recipe),
+        saved_batch=saved,
+        plugin=load_plugin(recipe.spec),
+        given=given,
+    )
     context.progress.micro_batch = plan.batch.micro_batch
     tokenizer = given.tokenizer or load_tokenizer(plan.recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.

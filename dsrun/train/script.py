@@ -30,19 +30,11 @@ from dsrun.system.net import free_port
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
 from dsrun.train.base.plan import Given
 from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import notices, refusal
 from dsrun.train.decide_plan import with_demo
 from dsrun.train.run import BegunRun, begin, prepare_run, recorded
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
 from dsrun.zero.lint.config_check import refuse_errors
-
-# Flags that say how a run is started, and what follows once all ranks have left.
-_ELSEWHERE = {
-    "nproc": "dsrun launch --nproc",
-    "explain": "dsrun train",
-    "dry_run": "dsrun train",
-    "push_to_hub": "save(), then `hf upload NAME RUN/model`",
-}
 
 
 class Trainer:
@@ -208,10 +200,10 @@ def _given(model: Any, tokenizer: Any, config: Any, rows: Mapping[str, Any]) -> 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the command line gives them."""
-    words = []
+    words, elsewhere = [], notices("elsewhere")
     for name, value in settings.items():
-        if name in _ELSEWHERE:
-            raise UsageError(f"{name}= is not a setting of Trainer", fix=f"use {_ELSEWHERE[name]}")
+        if name in elsewhere:
+            raise UsageError(f"{name}= is not a setting of Trainer", fix=f"use {elsewhere[name]}")
         if value is None:
             continue
         flag = f"--{name.replace('_', '-')}"

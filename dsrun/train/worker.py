@@ -159,7 +159,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     with without_collections():
         from dsrun.train.base.distributed import destroy_process_group, world_from_env
         from dsrun.train.decide_plan import with_demo
-        from dsrun.train.run import run
+        from dsrun.train.run import prepare_run, run
 
     hf = recipe.hf
     world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
@@ -168,7 +168,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     context.heart.enter("loading")
     fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
     recipe, title = with_demo(recipe, notify=console.notice)
-    run(recipe, title, world, folder, console, context=context)
+    run(prepare_run(recipe, title, world, folder, console, context=context))
     destroy_process_group()
     # Not before the other ranks are free to leave: an upload may take longer than a collective may wait.
     repository = HubRepository.wanted(recipe, folder.path)

@@ -18,7 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
 from dsrun.train.certify.rank import forget
-from dsrun.train.run import run
+from dsrun.train.run import prepare_run, run
 from tests.integration.as_rank import run_to_the_end
 
 MAY_FAIL = "may-fail"
@@ -39,7 +39,7 @@ def _one(argv: list[str]) -> None:
     folder = RunFolder(Path(recipe.spec.output))
     if os.environ["RANK"] == "0":
         RunFolder.create(folder.path)
-    run(recipe, "tiny", world_from_env(use_cpu=True), folder, Console(None))
+    run(prepare_run(recipe, "tiny", world_from_env(use_cpu=True), folder, Console(None)))
 
 
 def _failing(argv: list[str]) -> None:

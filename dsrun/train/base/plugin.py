@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -46,9 +45,8 @@ class LoadedPlugin:
     @property
     def facts(self) -> dict[str, str]:
         """What run.json records."""
-        names = ("name", "version", "file", "sha256")
-        values = (self.file.named, self.plugin.version, str(self.file.path), self.file.sha256)
-        return dict(zip(names, values, strict=True))
+        file = self.file
+        return {"name": file.named, "version": self.plugin.version, "file": str(file.path), "sha256": file.sha256}
 
     def rows(self, row: PluginRow, split: str, where: str) -> list[PluginRow]:
         with self.blamed("rows", f" ({where})"):
@@ -94,16 +92,9 @@ class LoadedPlugin:
                 self.refuse("callbacks", each, "a list of transformers.TrainerCallback objects")
             for name in dir(TrainerCallback):
                 if name.startswith("on_") and getattr(type(each), name) is not getattr(TrainerCallback, name):
-                    setattr(each, name, self._blamed_call(getattr(each, name), f"{type(each).__name__}.{name}"))
+                    blamed = self.blamed(f"{type(each).__name__}.{name}")  # as a decorator, it begins with each call
+                    setattr(each, name, blamed(getattr(each, name)))
         return found
-
-    def _blamed_call(self, call: Any, name: str) -> Any:
-        @wraps(call)
-        def blamed(*args: Any, **kwargs: Any) -> Any:
-            with self.blamed(name):
-                return call(*args, **kwargs)
-
-        return blamed
 
     @contextmanager
     def blamed(self, method: str, what: str = "") -> Iterator[None]:

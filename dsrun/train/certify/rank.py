@@ -22,7 +22,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.system.process.process_end import end
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
-from dsrun.train.run import run
+from dsrun.train.run import prepare_run, run
 
 
 def main(file: str) -> int:
@@ -52,7 +52,7 @@ def _train(flags: list[str], rank: int) -> None:
     if rank == 0:
         RunFolder.create(folder.path)
     world = world_from_env(use_cpu=bool(recipe.hf.get("use_cpu")))
-    run(recipe, "small model", world, folder, Console(None))
+    run(prepare_run(recipe, "small model", world, folder, Console(None)))
 
 
 def forget() -> None:

@@ -24,7 +24,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.commit import CONVERTED
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
-from dsrun.system.files import parse_json
+from dsrun.system.files import read_object
 from dsrun.system.host import disk_free
 from dsrun.system.terminal.display import size_text
 from dsrun.train.base.distributed import acquire_lock
@@ -98,7 +98,7 @@ def adapt(
     note = {"version": VERSION, "source": fingerprint(checkpoint), "fp16": layout.fp16}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with acquire_lock(folder.parent / ".lock", beat):
-        if _note(folder) != note:
+        if read_object(folder / NOTE) != note:
             notify(f"{checkpoint.name}: {saved.description} → {layout.description}")
             if trained is None and not (saved.stage and layout.stage):
                 raise UsageError(f"{checkpoint}: saved without ZeRO, and this run uses it", fix="use --zero 0")
@@ -167,13 +167,6 @@ def fingerprint(checkpoint: Path) -> str:
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     facts = [(str(p.relative_to(checkpoint)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _note(folder: Path) -> Any:
-    try:
-        return parse_json((folder / NOTE).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def discard(run: Path) -> None:

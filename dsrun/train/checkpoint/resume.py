@@ -14,7 +14,7 @@ from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, FileDamage, read_manifest
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, read_object
 from dsrun.system.host import hostname
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
@@ -150,7 +150,8 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     check_states(checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
-    kind = saved.get("model_type") or _model_type(checkpoint)
+    # A checkpoint of adapters has no config.
+    kind = saved.get("model_type") or read_object(checkpoint / CONFIG_FILE).get("model_type")
     if kind not in (None, facts.get("model_type", kind)):
         raise refusal("checkpoint.other_model", checkpoint=checkpoint, kind=kind, ours=facts["model_type"])
     rates = saved.get("learning_rates", ONE_RATE)
@@ -236,9 +237,3 @@ def _appears(path: Path) -> bool:
             return False
         time.sleep(0.5)
     return True
-
-
-def _model_type(checkpoint: Path) -> str | None:
-    """The architecture of the weights; None for a checkpoint of adapters, which has no config."""
-    config = checkpoint / CONFIG_FILE
-    return parse_json(config.read_text()).get("model_type") if config.is_file() else None

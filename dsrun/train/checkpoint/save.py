@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import DsrunError, ToolError
 from dsrun.runs import commit
 from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool, ManifestFile
@@ -32,10 +33,7 @@ _PROBE_BYTES = 1 << 20
 
 
 # A disk or a file server that fails may work again in a moment; one that is full or read-only stays so.
-_PASSING = (
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET,
-    errno.ENOTCONN, errno.ESHUTDOWN, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH,
-)  # fmt: skip
+_PASSING = [getattr(errno, name) for name in toml_beside(__file__, "checkpoint.toml")["write_errors"]["passing"]]
 
 
 class SaveFailed(ToolError):

@@ -7,6 +7,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
@@ -37,12 +38,7 @@ STATES = ("global_step*", "optimizer*", "rng_state*")
 """What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
 
 
-# Where the model came from and how this process computes with it; not what the model is.
-_PASSING = {
-    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_internal", "_experts_implementation",
-    "attn_implementation", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "id2label",
-    "label2id",
-}  # fmt: skip
+_PASSING = frozenset(toml_beside(__file__, "checkpoint.toml")["config"]["passing"])
 
 
 def read_through(path: Path, *, trust: bool, beat: SignOfLife) -> list[FileDamage]:

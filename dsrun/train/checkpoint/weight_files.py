@@ -21,24 +21,15 @@ from safetensors import SafetensorError, safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, apply_converters, revert_weight_conversion
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.train.base.refusals import refusal
 
 INDEX_SUFFIX = ".index.json"
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_NAMES = toml_beside(__file__, "checkpoint.toml")["safetensors_dtypes"]
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): short for name, short in _NAMES.items()}
 # A header that starts a multiple of 8 bytes before the tensors keeps all of them aligned.
 _ALIGNMENT = 8
 
@@ -148,11 +139,8 @@ def header(weights: Sequence[ExportWeight]) -> bytes:
     start = 0
     for weight in weights:
         end = start + weight.nbytes
-        entries[weight.name] = {
-            "dtype": DTYPES[weight.dtype],
-            "shape": list(weight.shape),
-            "data_offsets": [start, end],
-        }
+        kind, shape = DTYPES[weight.dtype], list(weight.shape)
+        entries[weight.name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

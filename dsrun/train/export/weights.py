@@ -41,9 +41,8 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
     dtypes = _floating(stored)
     if zero is None:
         if empty or not stored:
-            what = (
-                f"{empty[0]} is empty (zero3_empty_weights)" if empty else "it has neither safetensors nor ZeRO shards"
-            )
+            lacks = "it has neither safetensors nor ZeRO shards"
+            what = f"{empty[0]} is empty (zero3_empty_weights)" if empty else lacks
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
         reads = {weight.name: weight.read for weight in stored}
         return FoundWeights(stored, LazyWeights(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
@@ -134,8 +133,8 @@ class _Module:
         aliases = self.zero.aliases
         if self.zero.stage < 3:
             file = folder / "mp_rank_00_model_states.pt"
-            return ReopenedWeights(lambda: load(file)["module"], aliases)
-        return ReopenedWeights(lambda: _their_weights(checkpoint, folder.name), aliases)
+            return reopened(lambda: load(file)["module"], aliases)
+        return reopened(lambda: _their_weights(checkpoint, folder.name), aliases)
 
     def _frozen(self, name: str) -> Callable[[], torch.Tensor]:
         if self.zero.stage < 3:
@@ -190,33 +189,19 @@ def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtyp
     return LazyWeights(weights, read)
 
 
-class ReopenedWeights(Mapping[str, torch.Tensor]):
+def reopened(open_: Callable[[], Mapping[str, Any]], aliases: Mapping[str, str]) -> LazyWeights:
     """Weights mapped from files that are opened again after a window of bytes, so that memory stays bounded."""
+    opened: Mapping[str, Any] | None = open_()
+    touched = 0
 
-    def __init__(self, open_: Callable[[], Mapping[str, Any]], aliases: Mapping[str, str]) -> None:
-        self._opener = open_
-        self._aliases = dict(aliases)
-        self._opened: Mapping[str, Any] | None = None
-        self._touched = 0
-
-    @property
-    def _files(self) -> Mapping[str, Any]:
-        if self._opened is None:
-            self._opened = self._opener()
-        return self._opened
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._files:
-            name = self._aliases[name]
-        found = self._files[name]
-        value = found.clone() if torch.is_tensor(found) else found.contiguous()
-        self._touched += value.nbytes
-        if self._touched > WINDOW:
-            self._opened, self._touched = None, 0
+    def read(name: str) -> torch.Tensor:
+        nonlocal opened, touched
+        opened = open_() if opened is None else opened
+        found = opened[name if name in opened else aliases[name]]
+        value: torch.Tensor = found.clone() if torch.is_tensor(found) else found.contiguous()
+        touched += value.nbytes
+        if touched > WINDOW:
+            opened, touched = None, 0
         return value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._files, *self._aliases})
-
-    def __len__(self) -> int:
-        return len({*self._files, *self._aliases})
+    return LazyWeights((*(opened or ()), *aliases), read)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError, UsageError, one_line
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
@@ -20,19 +21,7 @@ from dsrun.train.model.text_part import TextKeys, text_config
 
 SHARD = 5 * 10**9
 WEIGHTS = "model*.safetensors"
-# What a config says of its making or of training, and not of the model.
-NOT_OF_MODEL = frozenset(
-    {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path"}
-)
-
-# Beside the weights; tokenizers of every family, and code that a model brings along.
-COMPANIONS = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
-    "merges.txt", "*.model", "chat_template*", "additional_chat_templates/*", "*processor_config.json",
-    "sentencepiece*", "spiece*", "*.py",
-)  # fmt: skip
-# DeepSpeed puts its scripts into every checkpoint.
-NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
+_TABLE = toml_beside(__file__)
 
 
 def put_together(
@@ -69,7 +58,9 @@ def whole_config(text: Mapping[str, Any], base: Path, weights: Sequence[ExportWe
     config = parse_json((base / "config.json").read_text())
     own = text_config(AutoConfig.from_pretrained(base))
     before, after = (json.loads(each.to_json_string(use_diff=False)) for each in (own, type(own).from_dict(dict(text))))
-    changed = {name: value for name, value in after.items() if name not in NOT_OF_MODEL and before.get(name) != value}
+    changed = {
+        name: value for name, value in after.items() if name not in _TABLE["not_of_model"] and before.get(name) != value
+    }
     config["text_config"] = {**(config.get("text_config") or {}), **changed}
     config |= {name: value for name, value in changed.items() if name in config}
     set_dtype(config, weights)
@@ -121,9 +112,9 @@ def class_of(folder: Path) -> Any:
 
 def copy_companions(source: Path, folder: Path) -> None:
     """Copy from one model's folder to another's all but weights, over what is there."""
-    for pattern in COMPANIONS:
+    for pattern in _TABLE["companions"]:
         for path in source.glob(pattern):
-            if path.is_file() and path.name not in NOT_COMPANIONS:
+            if path.is_file() and path.name not in _TABLE["not_companions"]:
                 copy = folder / path.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copy)

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from accelerate import DistributedType
@@ -72,7 +73,8 @@ class TrainerBuilder(PreparedRun):
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
         ZeRO-3 model would be built whole on every rank."""
         plan, tokenizer = self.plan, self.tokenizer
-        arguments = training_arguments(plan, run=self.folder.path, validation=self.data.validation)
+        arguments_of = partial(training_arguments, run=self.folder.path, validation=self.data.validation)
+        arguments = arguments_of(plan)
         if plan.recipe.spec.long_context:
             without_fused_loss(arguments)
         set_seed(arguments.seed)
@@ -86,9 +88,7 @@ class TrainerBuilder(PreparedRun):
         if batching.method:
             # The `auto` batch keys of DeepSpeed's JSON are filled in where arguments are made (trainer_config_process
             # in transformers/integrations/deepspeed.py): with rows for samples they are others.
-            arguments = training_arguments(
-                with_split(plan, batching), run=self.folder.path, validation=self.data.validation
-            )
+            arguments = arguments_of(with_split(plan, batching))
         if "logging_steps" not in plan.recipe.hf:
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         rates = LearningRates.of(plan.recipe.spec)
@@ -216,20 +216,12 @@ class TrainerBuilder(PreparedRun):
         spec = self.plan.recipe.spec
         quantization = quantization_config(spec, self.plan.precision) if spec.quantization else None
         notices: list[str | None] = []
-        model = (
-            self.plan.given.model()
-            if self.plan.given.model
-            else build(
-                spec,
-                # A model changes its config where it is fitted to the tokenizer.
-                deepcopy(self.plan.config),
-                self.plan.task,
-                quantization,
-                seed=seed,
-                device=self.plan.world.device,
-                notify=notices.append,
-            )
-        )
+        if self.plan.given.model:
+            model = self.plan.given.model()
+        else:
+            # A model changes its config where it is fitted to the tokenizer.
+            config, device = deepcopy(self.plan.config), self.plan.world.device
+            model = build(spec, config, self.plan.task, quantization, seed=seed, device=device, notify=notices.append)
         converted = convert_to_fp8(model) if spec.fp8 else None
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
@@ -250,10 +242,8 @@ def fitted(model: Any, plan: TrainingPlan, tokenizer: Any) -> list[str | None]:
 
 def with_split(plan: TrainingPlan, batching: BatchingPlan) -> TrainingPlan:
     """The plan as Trainer and DeepSpeed are to see it, who count rows."""
-    split = batching.split
-    batch = replace(
-        plan.batch, global_batch=split.global_batch, micro_batch=split.micro_batch, accumulation=split.accumulation
-    )
+    names = ("global_batch", "micro_batch", "accumulation")
+    batch = replace(plan.batch, **{name: getattr(batching.split, name) for name in names})
     return replace(plan, batch=batch, deepspeed=plan.deepspeed and plan.deepspeed | dict.fromkeys(BATCH, "auto"))
 
 

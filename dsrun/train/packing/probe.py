@@ -12,6 +12,7 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.train.base.distributed import all_gather_object
+from dsrun.train.base.refusals import notices
 from dsrun.train.model.zero3 import OtherRankError, gathered
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import additive, install, same_document, trial_of_pairs
@@ -104,14 +105,7 @@ def _of_all_ranks(mine: _Tried) -> _Tried:
     return max(all_gather_object(mine), key=badness)
 
 
-_NAMES: dict[PackingMethod, str] = {
-    "documents": "attention within each",
-    "position_ids": "position ids",
-    "mask": "a block mask",
-    "additive_mask": "an additive block mask",
-    "flat": "cumulative lengths",
-    "pairs": "block masks of encoder and decoder",
-}
+_NAMES = notices("packing")
 
 
 def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -> PackingMeasure:
