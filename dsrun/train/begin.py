@@ -48,16 +48,8 @@ def find_start(run: PreparedRun) -> tuple[elastic.AdaptedCheckpoint | None, dict
     facts = checkpoint_facts(plan, run.tokenizer, run.data)
     if "train" not in plan.phases:
         return None, facts
-    checkpoint = find_checkpoint(
-        plan.recipe.spec.resume,
-        run.folder,
-        facts=facts,
-        trust=plan.recipe.spec.trust,
-        force=plan.recipe.spec.force,
-        notify=notify,
-        beat=beat,
-        again=earlier_signatures(os.environ),
-    )
+    again = earlier_signatures(os.environ)
+    checkpoint = find_checkpoint(plan.recipe.spec, run.folder, facts=facts, notify=notify, beat=beat, again=again)
     # It follows from files of the run folder, which each rank has read by itself.
     assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
     assert_same_on_all_ranks("plugin", facts["plugin"])

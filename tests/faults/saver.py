@@ -86,7 +86,7 @@ def train(
         logging_strategy="no", bf16=False, ddp_backend=None if deepspeed else "gloo", seed=7,
     )  # fmt: skip
     set_seed(7)
-    start = find_checkpoint("auto", folder, facts=facts, trust=False, force=False, notify=report)
+    start = find_checkpoint(TrainSpec(), folder, facts=facts, notify=report)
     trainer = Saver(
         report=report, model=build(hidden=hidden, layers=layers), args=arguments, train_dataset=ROWS,
         data_collator=_collate, callbacks=[_Weights(report)],

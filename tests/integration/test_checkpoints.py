@@ -200,6 +200,7 @@ UNSHARED = """
 import os, sys
 from pathlib import Path
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base import distributed
 from dsrun.train.checkpoint import resume
@@ -208,7 +209,7 @@ distributed.init_process_group(distributed.world_from_env(use_cpu=True), deepspe
 folder = RunFolder(Path(sys.argv[1]))
 folder.logs.mkdir(parents=True)
 try:
-    resume.find_checkpoint("auto", folder, facts={}, trust=False, force=False, notify=print)
+    resume.find_checkpoint(TrainSpec(), folder, facts={}, notify=print)
 except UsageError as error:
     print("UsageError:", error, file=sys.stderr, flush=True)
     # As the worker ends. A process that Python takes apart can abort in gloo's threads, when its peer has gone before.

@@ -7,7 +7,6 @@ from the model's architecture, without its weights.
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,11 +29,6 @@ from dsrun.train.model.zero3 import outside_zero3
 
 ADAPTER = "adapter_model.safetensors"
 ADAM_STATES = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True)
-class ShapeOnly:
-    shape: tuple[int, ...]
 
 
 class TrainerOrder(NamedTuple):
@@ -114,8 +108,10 @@ class PlainCheckpoint:
         adapter = stored_weights(checkpoint, ADAPTER)
         self._weights = {each.name: each.read() for each in adapter} or load_weights(checkpoint, order.model)
 
-        shapes = {name: tuple(self._states[i]["exp_avg"].shape) for name, i in self._numbers.items()}
-        self.parameters = {name: ShapeOnly(shape) for name, shape in shapes.items()}
+        # Their shapes are those of the parameters.
+        self.parameters: dict[str, torch.Tensor] = {
+            name: self._states[i]["exp_avg"] for name, i in self._numbers.items()
+        }
         first = self._states[0]
         self.states = tuple(name for name, value in first.items() if torch.is_tensor(value) and value.dim() > 0)
         self.step = int(first["step"])

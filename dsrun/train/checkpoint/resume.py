@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.attempts import RESUME_AUTO, bears, no_checkpoint
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
@@ -31,12 +32,10 @@ CheckpointReader = Callable[[Path], list[FileDamage]]
 
 
 def find_checkpoint(
-    resume: str,
+    spec: TrainSpec,
     folder: RunFolder,
     *,
     facts: Mapping[str, Any],
-    trust: bool,
-    force: bool,
     notify: NotePrinter,
     beat: SignOfLife = lambda: None,
     again: Collection[str] = (),
@@ -48,24 +47,24 @@ def find_checkpoint(
     `checkpoint_facts` gives them."""
     for message in rank0_first(lambda: tidy(folder)):
         notify(message)
-    _check_shared_folder(folder, force=force, notify=notify)
-    read = partial(read_through, trust=trust, beat=beat)
+    _check_shared_folder(folder, force=spec.force, notify=notify)
+    read = partial(read_through, trust=spec.trust, beat=beat)
     found: Path | None = None
-    if resume in RESUME_AUTO:
+    if spec.resume in RESUME_AUTO:
         found = _newest(folder, read, notify)
         if found is None and rank0_first(folder.checkpoints):
             notify("no checkpoint of this run is whole: starting at step 0")
-    elif resume != "never":
-        given = Path(resume)
+    elif spec.resume != "never":
+        given = Path(spec.resume)
         if again:
             # An earlier attempt may have died before it set another course's checkpoints aside.
             start = rank0_first(lambda: _step(given))
             beyond = -1 if start is None else start
             found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
-        found = found or _given(given, folder, read, trust, notify)
+        found = found or _given(given, folder, read, spec.trust, notify)
     if found:
         rank0_first(lambda: _refuse_renamed(folder, found))
-        for message in rank0_first(lambda: _compare(found, facts, force=force)):
+        for message in rank0_first(lambda: _compare(found, facts, force=spec.force)):
             notify(message)
     for message in rank0_first(lambda: _set_aside_later(folder, found)):
         notify(message)

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
@@ -38,7 +38,8 @@ STATES = ("global_step*", "optimizer*", "rng_state*")
 """What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
 
 
-_PASSING = frozenset(toml_beside(__file__, "checkpoint.toml")["config"]["passing"])
+_TABLE = toml_beside(__file__, "checkpoint.toml")
+_PASSING = frozenset(_TABLE["config"]["passing"])
 
 
 def read_through(path: Path, *, trust: bool, beat: SignOfLife) -> list[FileDamage]:
@@ -98,31 +99,17 @@ def check_states(path: Path) -> None:
 def checkpoint_facts(plan: TrainingPlan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:
     """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
     which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""
-    config = model_identity(plan.config)
-    hf = plan.recipe.hf
-    return {
-        "world_size": plan.world.size,
-        "zero_stage": stage_of(plan.deepspeed),
-        "versions": versions(),
-        "precision": plan.precision,
-        "objective": plan.objective,
-        "global_batch": plan.batch.global_batch,
-        "micro_batch": plan.batch.micro_batch,
-        "accumulation": plan.batch.accumulation,
-        # TrainingArguments' default.
-        "seed": hf.get("seed", 42),
-        "data_seed": hf.get("data_seed"),
-        "train_rows": len(data.train) if isinstance(data.train, Sized) else None,
-        "train_fingerprint": data.train_fingerprint,
-        "model_type": plan.config.model_type,
-        "config": config,
-        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-        "tokenizer_sha256": tokenizer_identity(tokenizer),
-        "lora": lora_identity(plan.recipe.spec),
-        "learning_rates": LearningRates.of(plan.recipe.spec).identity,
-        "plugin": plan.plugin.identity if plan.plugin else "none",
+    identity, spec = model_identity(plan.config), plan.recipe.spec
+    known = {
+        "identity": identity,
+        "identity_sha256": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        "stage": stage_of(plan.deepspeed),
+        "rows": len(data.train) if isinstance(data.train, Sized) else None,
         "signed": [*signatures(os.environ).values()],
     }
+    words = {"lora": lora_identity(spec), "rates": LearningRates.of(spec).identity, "versions": versions()}
+    names = SubjectNames(plan, {}, data=data, tokenizer_sha256=tokenizer_identity(tokenizer), **known, **words)
+    return {name: evaluate(expression, names) for name, expression in _TABLE["facts"].items()}
 
 
 def model_identity(config: Any) -> dict[str, Any]:

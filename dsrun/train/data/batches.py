@@ -205,6 +205,7 @@ class StreamOfBatches(IterableDataset):
 
     def _epoch(self, epoch: int, reader: RowReader) -> Iterator[MicroBatchRows]:
         filler: dict[str, Any] = {}
+        size = self.split.micro_batch
         while True:
             for step in range(self.split.accumulation):
                 first = reader.count
@@ -215,16 +216,10 @@ class StreamOfBatches(IterableDataset):
                     return
                 ends = step == self.split.accumulation - 1
                 after = {"epoch": epoch, "reader": reader.state()} if ends else None
-                yield self._share(rows, first, filler, epoch, after)
-
-    def _share(
-        self, rows: list[dict[str, Any]], first: int, filler: dict[str, Any], epoch: int, after: dict[str, Any] | None
-    ) -> MicroBatchRows:
-        """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
-        start = self.split.start
-        mine = rows[start : start + self.split.micro_batch]
-        ids = list(range(first + start, first + start + len(mine)))
-        return MicroBatchRows(mine + [filler] * (self.split.micro_batch - len(mine)), ids, epoch, after)
+                # This rank's part of a round of all ranks.
+                mine = rows[self.split.start : self.split.start + size]
+                ids = [first + self.split.start + k for k in range(len(mine))]
+                yield MicroBatchRows(mine + [filler] * (size - len(mine)), ids, epoch, after)
 
 
 class BatchLoader(DataLoader):

@@ -95,7 +95,9 @@ class Preparation:
         if split not in self.request.splits or split in self.data:
             return
         source = sources.splits.get(split)
-        percent = self._hold_out(sources)
+        is_tokens = "train" in sources.splits and is_bin(sources.splits["train"])
+        must = "validation" in self.request.required
+        percent = held_out(self.spec, self.request.task, sources.splits, required=must, is_tokens=is_tokens)
         if percent and split in ("train", "validation"):
             self._divided(sources.splits["train"], percent)
         elif source is not None:
@@ -104,11 +106,6 @@ class Preparation:
             return
         elif split != "validation" or split in self.request.required or "train" not in self.request.splits:
             raise missing(split, sources.name, sources.splits)
-
-    def _hold_out(self, sources: DataSources) -> int:
-        required = "validation" in self.request.required
-        is_tokens = "train" in sources.splits and is_bin(sources.splits["train"])
-        return held_out(self.spec, self.request.task, sources.splits, required=required, is_tokens=is_tokens)
 
     def _whole(self, split: str, source: DataSource) -> None:
         if is_bin(source):

@@ -1,7 +1,7 @@
 """The Trainer's callbacks in the order in which they must be called, and those around single steps."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCall
 from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, StepRecorder, flops_of, peak_flops
 from dsrun.train.loop.save_timing import SaveTimer, adaptive_interval
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.probe import CausalityCheck, SumCheck
+from dsrun.train.loss.probe import check_causality, check_sum
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,9 @@ def build_callbacks(
     trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
     # After the Trainer's own DefaultFlowCallback, the first of all: it looks at the evaluation that this one asks for.
     trainer.add_callback(PreemptionCallback(trainer, context.stopping))
-    trainer.add_callback(EngineCheck(trainer))
-    if plan.task == "causal-lm" and not spec.force:
-        trainer.add_callback(CausalityCheck(trainer))
-    if plan.plugin and plan.plugin.has("loss") and not spec.force:
-        trainer.add_callback(SumCheck(trainer))
+    checks = [check_causality] if plan.task == "causal-lm" else []
+    checks += [check_sum] if plan.plugin and plan.plugin.has("loss") else []
+    trainer.add_callback(StartChecks(trainer, () if spec.force else checks))
     trainer.add_callback(StepIntervals())
     if plan.world.is_main:
         peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
@@ -68,15 +66,18 @@ def build_callbacks(
     trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
-class EngineCheck(TrainerCallback):
-    """Before the first step: the engine and ZeRO stage are those that were asked for."""
+class StartChecks(TrainerCallback):
+    """Before the first step: the engine and ZeRO stage are those that were asked for, and the `checks` of the trainer
+    refuse nothing."""
 
-    def __init__(self, trainer: RunTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: RunTrainer, checks: Sequence[Callable[[Any], None]]) -> None:
+        self.trainer, self.checks = trainer, checks
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine.assert_engine_matches(self.trainer.model_wrapped, self.trainer.ds_config)
         engine.mask_stored_config(self.trainer.model_wrapped)
+        for check in self.checks:
+            check(self.trainer)
 
 
 class StopEarly(EarlyStoppingCallback):

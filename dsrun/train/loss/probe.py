@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from dsrun.train.base.refusals import refusal
 from dsrun.train.model.load import evaluating
@@ -38,44 +37,26 @@ def change_by_later_tokens(
     return float(torch.stack(changes).max() / logits.abs().max().clamp(min=1e-30))
 
 
-class CausalityCheck(TrainerCallback):
-    """Refuses a causal model of which a later token changes an earlier prediction: it learns to copy what it is to
+def check_causality(trainer: Any) -> None:
+    """Refuse a causal model of which a later token changes an earlier prediction: it learns to copy what it is to
     predict, and its loss falls while it learns nothing. Called on all ranks, as ZeRO-3 gathers parameters."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        change = self.largest_change()
-        if change > TOLERANCE:
-            name = type(self.trainer.model).__name__
-            raise refusal("loss.not_causal", name=name, token=TOKENS, percent=100 * change)
-
-    def largest_change(self) -> float:
-        """The largest change of a logit by the last token, as a share of the largest logit."""
-        trainer = self.trainer
-        ids = tokens(trainer.model, trainer.args.device)
-        with evaluating(trainer.model), trainer.compute_loss_context_manager():
-            return change_by_later_tokens(lambda rows: trainer.model_wrapped(input_ids=rows)["logits"], ids, [-1])
+    ids = tokens(trainer.model, trainer.args.device)
+    with evaluating(trainer.model), trainer.compute_loss_context_manager():
+        change = change_by_later_tokens(lambda rows: trainer.model_wrapped(input_ids=rows)["logits"], ids, [-1])
+    if change > TOLERANCE:
+        name = type(trainer.model).__name__
+        raise refusal("loss.not_causal", name=name, token=TOKENS, percent=100 * change)
 
 
-class SumCheck(TrainerCallback):
-    """Refuses a plugin's loss that is not a sum: two equal rows give twice the loss of one. Called on all ranks."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        one, two = (self._total(rows) for rows in (1, 2))
-        if abs(two - 2 * one) > SUM_TOLERANCE * abs(two):
-            raise refusal("loss.no_sum", plugin=self.trainer.plugin.file.named, one=one, two=two)
-
-    @torch.no_grad()
-    def _total(self, rows: int) -> float:
-        trainer = self.trainer
-        with evaluating(trainer.model), trainer.compute_loss_context_manager():
-            loss, _ = trainer.loss_of_model(trainer.model_wrapped, _batch(trainer, rows), torch.tensor(1))
-        return float(loss)
+@torch.no_grad()
+def check_sum(trainer: Any) -> None:
+    """Refuse a plugin's loss that is not a sum: two equal rows give twice the loss of one. Called on all ranks."""
+    with evaluating(trainer.model), trainer.compute_loss_context_manager():
+        batches = (_batch(trainer, rows) for rows in (1, 2))
+        losses = [trainer.loss_of_model(trainer.model_wrapped, each, torch.tensor(1))[0] for each in batches]
+    one, two = map(float, losses)
+    if abs(two - 2 * one) > SUM_TOLERANCE * abs(two):
+        raise refusal("loss.no_sum", plugin=trainer.plugin.file.named, one=one, two=two)
 
 
 def _batch(trainer: Any, rows: int) -> dict[str, Any]:

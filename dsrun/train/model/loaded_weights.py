@@ -4,7 +4,7 @@ transformers draws a weight that the files lack at random and leaves out what ha
 alone. A checkpoint whose weights were renamed since would so be trained from noise.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, modeling_utils
 from dsrun.errors import UsageError
 from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.terminal.display import counted
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.refusals import notice_of
 
@@ -68,16 +69,17 @@ def judge(model: Any, differences: WeightDifferences) -> WeightsJudgement:
     wrong, notes = [], []
     if missing:
         total = len(dict(model.named_parameters()))
-        wrong.append(f"its files lack {_count(missing, 'weight')} of {total}: {_some(missing)}")
+        wrong.append(f"its files lack {counted(len(missing), 'weight')} of {total}: {_some(missing)}")
     if shapes:
-        wrong.append(f"its files hold {_count(shapes, 'weight')} of another shape: {_some(shapes)}")
+        wrong.append(f"its files hold {counted(len(shapes), 'weight')} of another shape: {_some(shapes)}")
     if unexpected:
-        wrong.append(f"its files hold {_count(unexpected, 'tensor')} that it has no place for: {_some(unexpected)}")
+        strange = counted(len(unexpected), "tensor")
+        wrong.append(f"its files hold {strange} that it has no place for: {_some(unexpected)}")
     if head:
         notes.append(notice_of("model.head", head=_some(head)))
     if parts:
         tops = {".".join(name.split(".")[:2]) for name in parts}
-        notes.append(notice_of("model.left_out", parts=_some(tops), tensors=_count(parts, "tensor")))
+        notes.append(notice_of("model.left_out", parts=_some(tops), tensors=counted(len(parts), "tensor")))
     return WeightsJudgement("; ".join(wrong), notes, bool(shapes))
 
 
@@ -122,7 +124,7 @@ def incomplete_refused(spec: TrainSpec) -> Iterator[None]:
     except RuntimeError as error:
         if not broken:
             raise
-        what = f"its files lack parts of {_count(broken, 'weight')}: {_some(broken)}"
+        what = f"its files lack parts of {counted(len(broken), 'weight')}: {_some(broken)}"
         raise UsageError(f"model {spec.model!r}: {what}", fix=CHECK_FILES) from error
     finally:
         modeling_utils.log_state_dict_report = original
@@ -166,10 +168,6 @@ def _is_no_part(start: Any, name: str) -> bool:
         return isinstance(module, PreTrainedModel) or (holds_none and part in ("bias", "causal_mask"))
     # A buffer that is not saved any more; weights are never unexpected.
     return False
-
-
-def _count(names: Collection[str], what: str) -> str:
-    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}"
 
 
 def _some(names: Iterable[str]) -> str:

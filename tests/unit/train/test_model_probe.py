@@ -26,7 +26,7 @@ from transformers import (
 from dsrun.errors import UsageError
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.loss.probe import CausalityCheck, is_conditional, parameters_without_gradient
+from dsrun.train.loss.probe import check_causality, is_conditional, parameters_without_gradient
 from dsrun.train.model.load import decide_task
 
 HIDDEN = {
@@ -59,7 +59,7 @@ def trainer_of(model):
 def begin(config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).train()
-    CausalityCheck(trainer_of(model)).on_train_begin(None, None, None)
+    check_causality(trainer_of(model))
     assert model.training, "the mode of the model is as it was"
 
 
@@ -95,7 +95,7 @@ def test_random_numbers_of_training_unchanged_by_check():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    CausalityCheck(trainer_of(model)).largest_change()
+    check_causality(trainer_of(model))
     assert torch.equal(torch.rand(3), expected)
 
 

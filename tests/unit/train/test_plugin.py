@@ -23,7 +23,7 @@ from dsrun.train.base.plugin import load_plugin
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loop.evaluation import Evaluator
 from dsrun.train.loss.model_loss import ModelLoss, PluginLoss
-from dsrun.train.loss.probe import SumCheck
+from dsrun.train.loss.probe import check_sum
 
 ROOT = Path(__file__).parents[3]
 HEAD = "from dsrun.plugin import Plugin\n"
@@ -248,7 +248,7 @@ def test_loss_that_is_not_a_sum_is_refused(load, reduction, is_refused):
         _prepare_inputs=dict,
     )
     with pytest.raises(UsageError, match=r"for two equal rows, so it is not the sum") if is_refused else nullcontext():
-        SumCheck(trainer).on_train_begin(None, None, None)
+        check_sum(trainer)
 
 
 def test_metrics_of_a_plugin_may_be_silent():

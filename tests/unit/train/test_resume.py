@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.train.checkpoint.resume import find_checkpoint, set_earlier_run_aside
@@ -46,7 +47,8 @@ def checkpoint(run, step, *, complete=True, **other):
 
 def find(run, resume="auto", said=None, *, facts=FACTS, trust=False, force=False, again=()):
     notify = (said if said is not None else []).append
-    return find_checkpoint(resume, run, facts=facts, trust=trust, force=force, notify=notify, again=again)
+    spec = TrainSpec(resume=resume, trust=trust, force=force)
+    return find_checkpoint(spec, run, facts=facts, notify=notify, again=again)
 
 
 def test_resume_in_fresh_folder_starts_at_step_0(run):
