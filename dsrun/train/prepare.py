@@ -43,12 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str], name: str, work: Callable[[Sequence[str], Console], None]) -> int:
-    """Do the work of the command `name`; returns its exit code."""
+def main(argv: Sequence[str], name: str, work: Callable[[Recipe, Console], None]) -> int:
+    """Do the work of the command `name` on the recipe of the flags; returns its exit code."""
     debug = "--debug" in argv
     with quiet_console(name, "checking the files", debug=debug) as console:
         try:
-            work(argv, console)
+            recipe = resolve(argv, Path.cwd())
+            for notice in recipe.notices:
+                console.notice(notice)
+            work(recipe, console)
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 raise
@@ -66,10 +69,7 @@ def _interrupt_in(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _prepare(argv: Sequence[str], console: Console) -> None:
-    recipe = resolve(argv, Path.cwd())
-    for notice in recipe.notices:
-        console.notice(notice)
+def _prepare(recipe: Recipe, console: Console) -> None:
     check_inputs(recipe)
     console.print(f"preparing the data for {recipe.spec.model or recipe.spec.model_type or 'the model'}")
     recipe, request, tokenizer = request_of(recipe, console)
@@ -107,14 +107,8 @@ def prepare_for_plan(plan: TrainingPlan, tokenizer: Any, console: Console, heart
     """The data of a run, from the cache where `dsrun prepare` or another rank has made it."""
     from dsrun.train.data.data_request import data_request, given_sources
 
-    request = data_request(
-        plan.recipe,
-        plan.config,
-        plan.task,
-        tokens=len(tokenizer),
-        plugin=plan.plugin,
-        sources=given_sources(plan.given.rows),
-    )
+    rows, tokens = given_sources(plan.given.rows), len(tokenizer)
+    request = data_request(plan.recipe, plan.config, plan.task, tokens=tokens, plugin=plan.plugin, sources=rows)
     heart.enter("tokenising")
     data = prepare_and_report(request, tokenizer, console, beat=heart.beat)
     if "train" in plan.phases and plan.world.is_main and not is_another(os.environ):
@@ -153,11 +147,8 @@ def show_samples(data: PreparedData, tokenizer: Any, console: Console, count: in
         console.marked(parts)
 
 
-def _show_rows(options: dict[str, Any], file: TextIO, argv: Sequence[str], console: Console) -> None:
+def _show_rows(options: dict[str, Any], file: TextIO, recipe: Recipe, console: Console) -> None:
     """Write the rows that `dsrun data` asks for, as text or JSON into `file`, or as a page."""
-    recipe = resolve(argv, Path.cwd())
-    for notice in recipe.notices:
-        console.notice(notice)
     model = recipe.spec.model or recipe.spec.model_type
     console.print(f"reading rows as {model or 'the model'} learns them")
     recipe, request, tokenizer = request_of(recipe, console)

@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from dsrun.certify.request import CertifyRequest
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.models.folder import FoundModel, find
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.certify import small
 from dsrun.train.model.load import decide_task, one_at_a_time
 from dsrun.train.model.text_part import text_config
@@ -59,6 +60,10 @@ class CertifySubject:
     rows: Mapping[str, Path] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
     runs: Mapping[str, SmallRun] = field(default_factory=dict)
+
+    def spec(self, folder: Path, **more: Any) -> TrainSpec:
+        """The settings by which training loads the model in a folder."""
+        return TrainSpec(model=str(folder), trust_remote_code=self.request.trust_remote_code, **more)
 
     @property
     def built(self) -> Path:

@@ -113,9 +113,7 @@ def merged(adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeigh
     """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is
     read."""
     parts = _parts(adapter)
-    halves = [
-        f"{module}.lora_{half}" for module, change in parts.changes.items() for half in "AB" if half not in change
-    ]
+    halves = [f"{name}.lora_{half}" for name, change in parts.changes.items() for half in "AB" if half not in change]
     if halves:
         raise UsageError(f"the adapter lacks {halves[0]}: its file is not complete")
     known = {weight.name for weight in stored}

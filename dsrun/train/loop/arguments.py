@@ -189,17 +189,11 @@ def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str
 
 
 def _try_schedule(arguments: Any) -> None:
-    name = arguments.lr_scheduler_type.value
+    kind = arguments.lr_scheduler_type
     steps = arguments.max_steps if arguments.max_steps > 0 else SOME_STEPS
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
-    with as_usage_errors(f"--lr-scheduler-type {name}"):
-        get_scheduler(
-            arguments.lr_scheduler_type,
-            optimizer=optimizer,
-            num_warmup_steps=arguments.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
-        )
+    with as_usage_errors(f"--lr-scheduler-type {kind.value}"):
+        get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, arguments.lr_scheduler_kwargs)
 
 
 def _try_noise(arguments: Any, model: Any) -> None:

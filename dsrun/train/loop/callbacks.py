@@ -18,9 +18,14 @@ from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.loop import engine
 from dsrun.train.loop.generation import SamplePrompts
 from dsrun.train.loop.loaders import SampleLedger
-from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
+from dsrun.train.loop.preemption import (
+    HeartbeatCallback,
+    PendingEvaluationCallback,
+    PreemptionCallback,
+    SaveTimer,
+    adaptive_interval,
+)
 from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, StepRecorder, flops_of, peak_flops
-from dsrun.train.loop.save_timing import SaveTimer, adaptive_interval
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.probe import check_causality, check_sum
 

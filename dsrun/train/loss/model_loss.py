@@ -187,12 +187,9 @@ class LossBySet(ModelLoss):
         labels = labels.to(logits.device)
         shift = int(self.shifted)
         targets = [labels[row, start + shift : stop] for row, start, stop in self.spans]
-        entropy = torch.stack(
-            [
-                token_cross_entropy(logits[row, start : stop - shift], each).double().sum()
-                for (row, start, stop), each in zip(self.spans, targets, strict=True)
-            ]
-        )
+        read = [logits[row, start : stop - shift] for row, start, stop in self.spans]
+        sums = [token_cross_entropy(*each).double().sum() for each in zip(read, targets, strict=True)]
+        entropy = torch.stack(sums)
         tokens = torch.stack([each.ne(IGNORED).sum() for each in targets])
         # A step with such a loss is left out, or ends the run.
         counts = entropy.isfinite()

@@ -129,11 +129,7 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
             what, known = "linear layers" if only_linear else "modules", _last_names(model, only_linear)
             given = " ".join(names)
             raise refusal("lora.no_module", flag=flag, given=given, name=name, what=what, known=known)
-    fused = [
-        name
-        for name, parameter in model.named_parameters()
-        if len(getattr(parameter, "ds_shape", parameter.shape)) == 3
-    ]
+    fused = [name for name, each in model.named_parameters() if len(getattr(each, "ds_shape", each.shape)) == 3]
     for name in spec.lora_target_parameters:
         if not any(f".{each}".endswith(f".{name}") for each, _ in model.named_parameters()):
             ends = ", ".join(sorted({".".join(each.split(".")[-3:]) for each in fused}))

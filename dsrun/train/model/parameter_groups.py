@@ -77,14 +77,10 @@ class LearningRates:
 
     def optimizer_groups(self, model: Any, rate: float, weight_decay: float) -> list[dict[str, Any]]:
         """`groups` as torch's and DeepSpeed's optimizers take them."""
-        parameters = dict(model.named_parameters())
+        parameters, decay = dict(model.named_parameters()), {True: weight_decay, False: 0.0}
         return [
-            {
-                "params": [parameters[name] for name in group.names],
-                "lr": group.rate,
-                "weight_decay": weight_decay if group.decays else 0.0,
-            }
-            for group in self.groups(model, rate)
+            {"params": [parameters[name] for name in each.names], "lr": each.rate, "weight_decay": decay[each.decays]}
+            for each in self.groups(model, rate)
         ]
 
     def describe(self, model: Any, rate: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
-from dsrun.train.loop.save_timing import FIRST_SAVE_SECONDS, AdaptiveSaveInterval
+from dsrun.train.loop.preemption import FIRST_SAVE_SECONDS, AdaptiveSaveInterval
 
 
 class Run:

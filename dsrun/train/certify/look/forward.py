@@ -12,7 +12,6 @@ from dsrun.errors import one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.models.families import family_of
-from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.certify.subject import CertifySubject
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loss.model_loss import ModelLoss
@@ -38,11 +37,7 @@ where rounding chooses other experts or other tokens, random weights were up to 
 
 def small_model(subject: CertifySubject, folder: Path | None = None, *, settings: Sequence[str] = ()) -> Any:
     """The small model as training loads it, in fp32; that in `folder`, with other `settings` in its config."""
-    spec = TrainSpec(
-        model=str(folder or subject.small),
-        trust_remote_code=subject.request.trust_remote_code,
-        config_override=list(settings),
-    )
+    spec = subject.spec(folder or subject.small, config_override=list(settings))
     config = load_config(spec)
     model = build(spec, config, decide_task(config, "auto", spec.model), alone=True)
     return model.to("cuda" if subject.request.gpus else "cpu")

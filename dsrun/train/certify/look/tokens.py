@@ -13,7 +13,6 @@ from dsrun.datafiles import json_beside
 from dsrun.errors import UsageError, one_line
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.certify.subject import CertifySubject
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
@@ -27,8 +26,7 @@ generation does not stop."""
 
 def own_tokenizer(subject: CertifySubject) -> Any:
     """The model's own, None where there is none."""
-    spec = TrainSpec(model=str(subject.found.folder), trust_remote_code=subject.request.trust_remote_code)
-    return load_tokenizer(spec) if subject.tokenizer else None
+    return load_tokenizer(subject.spec(subject.found.folder)) if subject.tokenizer else None
 
 
 def generation_of(subject: CertifySubject) -> Any:

@@ -4,7 +4,6 @@ and whether DeepSpeed's configuration is for the model as it is."""
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -43,7 +42,7 @@ def stored(subject: CertifySubject) -> Iterator[Finding]:
     if found.quantised:
         yield finding_of("stored.packed", how=found.quantised, where=str(found.folder))
         return
-    spec = _spec(subject, found.folder)
+    spec = subject.spec(found.folder)
     config = load_config(spec)
     try:
         model, differences = compared(spec, config, decide_task(config, "auto", spec.model))
@@ -132,14 +131,10 @@ def _elements(found: FoundModel, config: Any, trusted: bool) -> int:
     return sum(each.elements for each in as_loaded(found, own, from_scratch=False))
 
 
-def _spec(subject: CertifySubject, folder: Path) -> TrainSpec:
-    return TrainSpec(model=str(folder), trust_remote_code=subject.request.trust_remote_code)
-
-
 def _loaded(subject: CertifySubject, seed: int) -> Any:
     """What training begins with; where the files do not give all weights, drawn by `seed`."""
     torch.manual_seed(seed)
-    spec = _spec(subject, subject.small)
+    spec = subject.spec(subject.small)
     config = load_config(spec)
     return build(spec, config, decide_task(config, "auto", spec.model), seed=seed, alone=True)
 
