@@ -12,7 +12,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from dsrun.models.headers import read_header
 from dsrun.train.export import export_model
 from dsrun.train.export.export_model import ExportRequest
-from dsrun.train.export.whole import class_of
+from dsrun.train.export.final import class_of
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.unit.train.test_whole_models import TEXT, make_whole, weights
 

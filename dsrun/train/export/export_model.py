@@ -27,8 +27,7 @@ from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, write_weights
 from dsrun.train.export import lora, verify
-from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
-from dsrun.train.export.whole import (
+from dsrun.train.export.final import (
     check_copies,
     copy_card,
     copy_companions,
@@ -37,6 +36,7 @@ from dsrun.train.export.whole import (
     text_weights,
     whole_config,
 )
+from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
 from dsrun.train.model.quantization import DTYPES
 from dsrun.train.model.text_part import WholeCheckpoint, find_whole
 

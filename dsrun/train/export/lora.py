@@ -13,8 +13,8 @@ from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
 from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, stored_weights
+from dsrun.train.export.final import WEIGHTS, text_weights
 from dsrun.train.export.weights import ADAPTER_CONFIG
-from dsrun.train.export.whole import WEIGHTS, text_weights
 from dsrun.train.model.load import not_fetched
 from dsrun.train.model.text_part import find_whole, text_config
 

@@ -13,9 +13,9 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.base.refusals import refusal
+from dsrun.train.export.final import class_of
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import LazyWeights
-from dsrun.train.export.whole import class_of
 from dsrun.train.model.load import auto_class
 from dsrun.train.model.text_part import find_whole, text_config
 

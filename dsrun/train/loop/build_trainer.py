@@ -33,8 +33,7 @@ from dsrun.train.loss.distill import DistillLoss, load_teacher
 from dsrun.train.loss.dpo import DpoLoss, without_dropout
 from dsrun.train.loss.model_loss import LossBySet, ModelLoss, PluginLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
-from dsrun.train.loss.protocol import Loss
-from dsrun.train.loss.reference import AdaptersOff, FrozenModel, ReferenceSync
+from dsrun.train.loss.protocol import AdaptersOff, FrozenModel, Loss, ReferenceSync
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions

@@ -19,8 +19,7 @@ from dsrun.train.base.refusals import refusal
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.loss.cross_entropy import are_kept, chunks, token_cross_entropy
 from dsrun.train.loss.model_loss import ModelLoss, perplexity, summed_cross_entropy
-from dsrun.train.loss.protocol import PreferenceInputs
-from dsrun.train.loss.reference import FrozenModel
+from dsrun.train.loss.protocol import FrozenModel, PreferenceInputs
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import load_config
 

@@ -14,8 +14,7 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.loss.cross_entropy import token_cross_entropy
-from dsrun.train.loss.protocol import Loss, PreferenceInputs
-from dsrun.train.loss.reference import AdaptersOff, FrozenModel
+from dsrun.train.loss.protocol import AdaptersOff, FrozenModel, Loss, PreferenceInputs
 
 # Sums over pairs, in this order.
 _OF_PAIRS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected")

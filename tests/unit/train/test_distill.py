@@ -13,7 +13,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.train.data.data_request import data_request
 from dsrun.train.loss import cross_entropy
 from dsrun.train.loss.distill import DIVERGENCES, METRICS, DistillLoss, in_chunks
-from dsrun.train.loss.reference import FrozenModel
+from dsrun.train.loss.protocol import FrozenModel
 
 IGNORED = -100
 VOCABULARY = 23

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.loss.dpo import METRICS, DpoLoss, without_dropout
-from dsrun.train.loss.reference import AdaptersOff, FrozenModel, inference_config
+from dsrun.train.loss.protocol import AdaptersOff, FrozenModel, inference_config
 
 IGNORED = -100
 CONFIG = LlamaConfig(

@@ -15,7 +15,7 @@ from dsrun.recipe.recipe import Recipe, validate
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.loss.dpo import DIVERGENCES, LOSSES, DpoLoss
-from dsrun.train.loss.reference import FrozenModel
+from dsrun.train.loss.protocol import FrozenModel
 
 IGNORED = -100
 BETA, SMOOTHING = 0.3, 0.2

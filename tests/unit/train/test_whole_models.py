@@ -14,8 +14,7 @@ from dsrun.errors import ToolError
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.export.export_model import ExportRequest, export
-from dsrun.train.export.final import completed
-from dsrun.train.export.whole import check_copies, class_of, put_together, write_whole
+from dsrun.train.export.final import check_copies, class_of, completed, put_together, write_whole
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.text_part import TextKeys

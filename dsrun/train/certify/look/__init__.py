@@ -2,9 +2,9 @@
 
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.findings.checks import Check
-from dsrun.train.certify.look import forward, losses, saved, tokens, weights
+from dsrun.train.certify.look import forward, losses, tokens, weights
 
-_LOOKS = {name: each for module in (forward, losses, saved, tokens, weights) for name, each in vars(module).items()}
+_LOOKS = {name: each for module in (forward, losses, tokens, weights) for name, each in vars(module).items()}
 CHECKS = tuple(
     Check(code, facts["title"], _LOOKS[code], needs=facts.get("needs", ""), finds=facts.get("finds", ""))
     for code, facts in CHECK_FACTS.items()

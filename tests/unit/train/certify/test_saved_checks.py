@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
-from dsrun.train.certify.look import saved
+from dsrun.train.certify.look import losses as saved
 
 
 @pytest.fixture
