@@ -109,10 +109,8 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
         rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
     if best := _best_checkpoint(trainer):
         rows.append(("best", best))
-    if folder.adapter.is_dir():
-        rows.append(("adapter", str(folder.adapter)))
-    if "train" in plan.phases:
-        rows.append(("model", str(folder.model)))
+    rows += [("adapter", str(folder.adapter))] if folder.adapter.is_dir() else []
+    rows += [("model", str(folder.model))] if "train" in plan.phases else []
     rows += [("predictions", str(file)) for file in predictions]
     rows += [("time", goodput)] if goodput and "train" in plan.phases else []
     console.print("")
@@ -134,7 +132,6 @@ def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) ->
         tokenizer=trainer.processing_class,
         parameters=parameter_count(trainer.model),
         trainable=parameter_count(trainer.model, trainable=True),
-        parallel=run.plan.parallel,
         best=_best_checkpoint(trainer),
         name=run.folder.path.resolve().name,
         repository=run.plan.recipe.hf.get("hub_model_id"),

@@ -89,6 +89,8 @@ def fixes() -> Iterator[NamedFix]:
         place = str(path.relative_to(PACKAGE))
         for rows in read_toml(path).values():
             yield from (NamedFix(place, row["fix"]) for row in rows.values() if "fix" in row)
+    for rows in read_toml(PACKAGE / "train/base/notices.toml").values():
+        yield from (NamedFix("train/base/notices.toml", text) for text in rows.values())
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "fix":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import DsrunError
 from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt, start_times
@@ -106,29 +107,19 @@ def step_of(checkpoint: Path) -> int:
 
 def _description(plan: TrainingPlan) -> dict[str, Any]:
     recipe = plan.recipe
-    values = dataclasses.asdict(recipe.spec) | recipe.hf
-    return {
-        "version": 1,
-        "time": utc_now(),
+    known = {
+        "now": utc_now(),
         "command": masked(plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv]),
-        "model": plan.title,
-        "model_type": plan.config.model_type,
-        "task": recipe.spec.task if recipe.spec.task in ("dpo", "distill") else plan.task,
-        "objective": plan.objective,
-        "precision": plan.precision,
-        "batch": dataclasses.asdict(plan.batch),
-        # Access tokens must not stand in a file that is passed around.
-        "deepspeed": masked_values(plan.deepspeed),
-        "specs": {"train": masked_values(values)},
-        "sources": recipe.sources,
+        "settings": dataclasses.asdict(recipe.spec) | recipe.hf,
+        "masked_values": masked_values,
+        "as_dict": dataclasses.asdict,
         "host": hostname(),
-        "git_commit": git_commit(Path.cwd()),
-        "plugin": plan.plugin.facts if plan.plugin else None,
-        "speed": speed.record(speed.choices(speed.facts_of(plan)), recipe.spec.speed),
-        "world_size": plan.world.size,
-        "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
+        "commit": git_commit(Path.cwd()),
+        "chosen": speed.record(speed.choices(speed.facts_of(plan)), recipe.spec.speed),
         "versions": versions(),
     }
+    names = SubjectNames(plan, {}, **known)
+    return {name: evaluate(expression, names) for name, expression in toml_beside(__file__)["run"].items()}
 
 
 def event_reporter(records: RunRecords, console: Console, kind: str, what: str = "") -> Callable[[int, str], None]:

@@ -47,7 +47,7 @@ class SplitScores:
 class CardFacts:
     """What a card says of a run, with files and folders by their names alone: nobody else has this machine's. `metrics`
     are the final ones by split, without prefix; `name` is that of the run, and `repository` where the model is to be on
-    the Hub, if anywhere; `parallel` reads "ZeRO-2 on 8 GPUs"."""
+    the Hub, if anywhere."""
 
     plan: TrainingPlan
     data: PreparedData
@@ -56,7 +56,6 @@ class CardFacts:
     tokenizer: Any
     parameters: int
     trainable: int
-    parallel: str
     best: str | None
     name: str
     repository: str | None

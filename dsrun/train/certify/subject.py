@@ -19,6 +19,7 @@ from dsrun.certify.request import CertifyRequest
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.models.folder import FoundModel, find
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.base.refusals import refusal
 from dsrun.train.certify import small
 from dsrun.train.model.load import decide_task, one_at_a_time
 from dsrun.train.model.text_part import text_config
@@ -109,10 +110,8 @@ def _config(request: CertifyRequest, found: FoundModel, folder: Path) -> Any:
     """From a copy of its config.json, whatever that was called; the model's own code lies beside it if it may run."""
     kind, trusted = found.config["model_type"], request.trust_remote_code
     if kind not in CONFIG_MAPPING and not (trusted and "auto_map" in found.config):
-        if "auto_map" in found.config:
-            raise UsageError(f"{request.model} needs Python code of its own", fix="read it, then --trust-remote-code")
-        what = f"{request.model} is a {kind} model, which transformers {version('transformers')} does not know"
-        raise UsageError(what, fix="pip install --upgrade transformers")
+        key = "certify.own_code" if "auto_map" in found.config else "certify.unknown"
+        raise refusal(key, model=request.model, kind=kind, version=version("transformers"))
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(found.config), encoding="utf-8")
     for file in found.folder.glob("*.py") if trusted else ():
@@ -131,8 +130,7 @@ def _task(request: CertifyRequest, config: Any) -> str:
     made_for = decide_task(text_config(deepcopy(config)), "auto", request.model)
     wanted = {None: made_for, "causal": "causal-lm"}.get(request.task, request.task)
     if wanted != made_for and (wanted, made_for) != ("dpo", "causal-lm"):
-        what = f"--task {request.task}: {request.model} is a {config.model_type} model, which is trained as {made_for}"
-        raise UsageError(what, fix="leave --task out")
+        raise refusal("certify.task", request=request, kind=config.model_type, made_for=made_for)
     return str(wanted)
 
 

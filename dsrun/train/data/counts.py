@@ -25,10 +25,8 @@ class LengthLimits:
 
     def sides(self, split: str) -> tuple[tuple[int, str], ...]:
         """Those of a split's source and target, with the flags that raise them; "" where the model allows no more."""
-        target, longer = (self.target, "--max-target-length")
-        if split != "train":
-            target, longer = (self.eval_target, "--val-max-target-length")
-        pairs = ((self.source, self.flag), (target, longer))
+        of_training, of_others = (self.target, "--max-target-length"), (self.eval_target, "--val-max-target-length")
+        pairs = ((self.source, self.flag), of_training if split == "train" else of_others)
         return tuple((limit, flag if self.most is None or limit < self.most else "") for limit, flag in pairs)
 
 

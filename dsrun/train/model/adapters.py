@@ -133,9 +133,7 @@ def _check_modules(model: Any, spec: TrainSpec) -> None:
     for name in spec.lora_target_parameters:
         if not any(f".{each}".endswith(f".{name}") for each, _ in model.named_parameters()):
             ends = ", ".join(sorted({".".join(each.split(".")[-3:]) for each in fused}))
-            fix = f"those of its fused experts are {ends}" if ends else "leave it out: it has no fused experts"
-            what = f"--lora-target-parameters {name}: no parameter of this model has such a name"
-            raise UsageError(what, fix=fix)
+            raise refusal("lora.no_parameter" if ends else "lora.no_experts", name=name, ends=ends)
 
 
 def _last_names(model: Any, only_linear: bool) -> str:

@@ -49,7 +49,7 @@ def facts(tmp_path):
         known = {
             "plan": plan, "data": prepared, "state": state, "metrics": METRICS,
             "tokenizer": SimpleNamespace(chat_template=None), "parameters": 1000, "trainable": 1000,
-            "parallel": "ZeRO-2 on 8 GPUs", "best": None, "name": "en-ro", "repository": None,
+            "best": None, "name": "en-ro", "repository": None,
         }  # fmt: skip
         return CardFacts(**{**known, **changes})
 
