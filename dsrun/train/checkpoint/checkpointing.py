@@ -20,16 +20,8 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
 from dsrun.train.base.refusals import notice_of
+from dsrun.train.checkpoint import snapshot
 from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
-from dsrun.train.checkpoint.snapshot import (
-    NamedTensors,
-    SnapshotBuffers,
-    has_whole_weights,
-    safetensors_through,
-    write_safetensors,
-    write_through,
-    write_torch,
-)
 from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)
@@ -60,7 +52,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     interrupted: bool
     save_again = False
     _under_way: CheckpointSave | None = None
-    _snapshots: SnapshotBuffers | None = None
+    _snapshots: snapshot.SnapshotBuffers | None = None
     _told_of_memory = False
     _stall = 0.0
     _complete: set[int] | None = None
@@ -68,7 +60,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     def keep_checkpoints(self, saving: SavingPolicy) -> None:
         self.saving = saving
         if saving.background:
-            self._snapshots = SnapshotBuffers(share=local_ranks())
+            self._snapshots = snapshot.SnapshotBuffers(share=local_ranks())
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
         self.add_callback(_AfterEachStep(self))
 
@@ -125,7 +117,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         self.store_flos()
         self._record_best(save.step)
         if self.is_deepspeed_enabled:
-            write_through(self.model_wrapped, lambda: self._under_way)
+            snapshot.write_through(self.model_wrapped, lambda: self._under_way)
         self.save_model(str(save.folder), _internal_call=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(str(save.folder))
@@ -170,8 +162,8 @@ class CheckpointingTrainer(Seq2SeqTrainer):
             return
         if not self.is_deepspeed_enabled:
             if self.args.should_save:
-                save.store(write_torch, self.optimizer.state_dict(), save.folder / "optimizer.pt")
-                save.store(write_torch, self.lr_scheduler.state_dict(), save.folder / "scheduler.pt")
+                save.store(snapshot.write_torch, self.optimizer.state_dict(), save.folder / "optimizer.pt")
+                save.store(snapshot.write_torch, self.lr_scheduler.state_dict(), save.folder / "scheduler.pt")
             return
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
@@ -182,7 +174,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         """Under DeepSpeed with whole weights, the stock method clones all of them, on every rank and with the frozen
         ones: into fresh memory, whose pages cost several times the copying."""
         save = self._under_way
-        if save is None or not self.is_deepspeed_enabled or not has_whole_weights(self.model_wrapped):
+        if save is None or not self.is_deepspeed_enabled or not snapshot.has_whole_weights(self.model_wrapped):
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
             weights = None
@@ -204,10 +196,10 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         own = (*self.model.parameters(), *self.model.buffers())
         live = None if state_dict is None else {tensor.untyped_storage()._cdata for tensor in own}
 
-        def write(tensors: NamedTensors, file: Path) -> None:
-            save.store(write_safetensors, tensors, file, live=live)
+        def write(tensors: snapshot.NamedTensors, file: Path) -> None:
+            save.store(snapshot.write_safetensors, tensors, file, live=live)
 
-        with safetensors_through(write, folder):
+        with snapshot.safetensors_through(write, folder):
             save.write(lambda: self._write_model(folder, state_dict))
         save.seal(*(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("rng_state")))
 

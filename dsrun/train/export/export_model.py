@@ -26,16 +26,7 @@ from dsrun.train.base.rank_context import explain_failure
 from dsrun.train.base.refusals import refusal
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, write_weights
-from dsrun.train.export import lora, verify
-from dsrun.train.export.final import (
-    check_copies,
-    copy_card,
-    copy_companions,
-    put_together,
-    set_dtype,
-    text_weights,
-    whole_config,
-)
+from dsrun.train.export import final, lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
 from dsrun.train.model.quantization import DTYPES
 from dsrun.train.model.text_part import WholeCheckpoint, find_whole
@@ -124,7 +115,7 @@ class _Job:
         weights = self._cast(self.found.weights)
         itself = find_whole(str(source), config)
         if itself and self.request.text_only:
-            weights = text_weights(weights, itself.keys)
+            weights = final.text_weights(weights, itself.keys)
         empty = verify.empty_model(config)
         tied = dict(getattr(empty, "all_tied_weights_keys", None) or {})
         shapes = {name: tuple(value.shape) for name, value in empty.state_dict().items()}
@@ -138,11 +129,11 @@ class _Job:
             known = {whole.keys.own(name) or "" for name in whole.stored} if whole else _names(base)
             weights = as_in_files(weights, empty, known)
         self._write_model(weights, whole)
-        copy_companions(source, self.folder)
-        copy_card(source, self.folder)
+        final.copy_companions(source, self.folder)
+        final.copy_card(source, self.folder)
         if whole:
             text = parse_json((source / "config.json").read_text())
-            write_json_atomic(self.folder / "config.json", whole_config(text, whole.folder, weights))
+            write_json_atomic(self.folder / "config.json", final.whole_config(text, whole.folder, weights))
         elif itself and self.request.text_only:
             self._write_text_config(config)
         self._update_config(weights)
@@ -161,8 +152,8 @@ class _Job:
         adapter = lora.read_adapter(self.request.source, self._cast(self.found.weights))
         if not self.request.merge_lora:
             self._write(list(adapter.weights.values()), stem="adapter_model")
-            copy_companions(self.request.source, self.folder)
-            copy_card(self.request.source, self.folder)
+            final.copy_companions(self.request.source, self.folder)
+            final.copy_card(self.request.source, self.folder)
             shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
             # What it computes on its base model follows from its weights, which are the same as the checkpoint's.
             exported = find_weights(self.folder, None).reference
@@ -182,12 +173,12 @@ class _Job:
             weights = self._cast(lora.merged(adapter, stored))
         whole = self._whole(base, config)
         self._write_model(weights, whole)
-        copy_companions(base, self.folder)
-        copy_companions(self.request.source, self.folder)
+        final.copy_companions(base, self.folder)
+        final.copy_companions(self.request.source, self.folder)
         changed = self.request.source / "config.json"
         if whole and changed.is_file():
             text = parse_json(changed.read_text())
-            write_json_atomic(self.folder / "config.json", whole_config(text, whole.folder, weights))
+            write_json_atomic(self.folder / "config.json", final.whole_config(text, whole.folder, weights))
         elif self.request.text_only:
             self._write_text_config(verify.read_config(self.folder))
         self._update_config(weights, rows)
@@ -213,10 +204,10 @@ class _Job:
         if whole is None:
             self._write(weights)
             return
-        weights, copied = put_together(weights, whole.folder, whole.keys)
+        weights, copied = final.put_together(weights, whole.folder, whole.keys)
         self._write(weights)
-        check_copies(copied, self.folder)
-        copy_companions(whole.folder, self.folder)
+        final.check_copies(copied, self.folder)
+        final.copy_companions(whole.folder, self.folder)
 
     @property
     def _dtypes(self) -> frozenset[torch.dtype]:
@@ -245,7 +236,7 @@ class _Job:
         if vocabulary is not None:
             holder = config if "vocab_size" in config else config.setdefault("text_config", {})
             holder["vocab_size"] = vocabulary
-        set_dtype(config, weights)
+        final.set_dtype(config, weights)
         write_json_atomic(self.folder / "config.json", config)
 
     def _verify(

@@ -15,16 +15,9 @@ from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import notice_of
 from dsrun.train.base.run_records import RunRecords, event_reporter
-from dsrun.train.loop import engine
+from dsrun.train.loop import engine, preemption
 from dsrun.train.loop.generation import SamplePrompts
 from dsrun.train.loop.loaders import SampleLedger
-from dsrun.train.loop.preemption import (
-    HeartbeatCallback,
-    PendingEvaluationCallback,
-    PreemptionCallback,
-    SaveTimer,
-    adaptive_interval,
-)
 from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, StepRecorder, flops_of, peak_flops
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.probe import check_causality, check_sum
@@ -38,13 +31,13 @@ def build_callbacks(
     spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
-    often = adaptive_interval(trainer, plan, records, console) if spec.save_every == "auto" else None
+    often = preemption.adaptive_interval(trainer, plan, records, console) if spec.save_every == "auto" else None
     if often:
         trainer.add_callback(often)
     saved = often.saved if often else lambda _step, _seconds: None
-    trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
+    trainer.on_checkpoint = preemption.SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
     # After the Trainer's own DefaultFlowCallback, the first of all: it looks at the evaluation that this one asks for.
-    trainer.add_callback(PreemptionCallback(trainer, context.stopping))
+    trainer.add_callback(preemption.PreemptionCallback(trainer, context.stopping))
     checks = [check_causality] if plan.task == "causal-lm" else []
     checks += [check_sum] if plan.plugin and plan.plugin.has("loss") else []
     trainer.add_callback(StartChecks(trainer, () if spec.force else checks))
@@ -67,8 +60,8 @@ def build_callbacks(
     for each in plan.plugin.callbacks() if plan.plugin else ():
         trainer.add_callback(each)
     trainer.add_callback(trainer.step_times)
-    trainer.add_callback(HeartbeatCallback(context, trainer.step_times.recent))
-    trainer.add_callback(PendingEvaluationCallback(trainer))
+    trainer.add_callback(preemption.HeartbeatCallback(context, trainer.step_times.recent))
+    trainer.add_callback(preemption.PendingEvaluationCallback(trainer))
 
 
 class StartChecks(TrainerCallback):
