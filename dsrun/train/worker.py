@@ -30,15 +30,8 @@ from dsrun.system.net import reachable
 from dsrun.system.process.process_end import die_with_parent
 from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.stderr import is_json
+from dsrun.train.base import rank_context
 from dsrun.train.base.console import ERROR_STYLE, Console, open_console, send_output_to
-from dsrun.train.base.rank_context import (
-    RankContext,
-    handler_from_env,
-    is_supervised,
-    record_failure,
-    record_interruption,
-    show_stacks_in,
-)
 from dsrun.zero.lint.config_check import refuse_errors
 
 
@@ -58,11 +51,11 @@ def main(argv: Sequence[str]) -> int:
     # First: until `stopping.install`, SIGTERM's default would end the process without its finally blocks.
     # It ends through them, so that nothing is left half written.
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
-    show_stacks_in(None)
+    rank_context.show_stacks_in(None)
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.
     die_with_parent(os.getppid(), signal.SIGKILL)
     try:
-        stopping = handler_from_env(os.environ)
+        stopping = rank_context.handler_from_env(os.environ)
         worker = worker_from_env(os.environ)
         if worker is None:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
@@ -72,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     rank = worker.rank
     keep_temporary_files_with_run(os.environ)
-    context = RankContext(HeartbeatWriter.from_environment(os.environ, rank, answers=True), stopping)
+    context = rank_context.RankContext(HeartbeatWriter.from_environment(os.environ, rank, answers=True), stopping)
     console = console_of(rank)
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
@@ -85,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         recipe, folder = take_folder(requested, rank, console)
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
-        show_stacks_in(log)
+        rank_context.show_stacks_in(log)
         with console.status("loading torch, transformers and DeepSpeed"):
             _run(recipe, folder, console, rank, context)
     except BaseException as error:
@@ -107,24 +100,26 @@ def take_folder(requested: Recipe, rank: int, console: Console) -> tuple[Recipe,
         aside = _set_aside_earlier_run(requested, folder)
         if aside:
             console.notice(f"the results of an earlier run moved to {aside}")
-        if notice and not is_supervised(os.environ):
+        if notice and not rank_context.is_supervised(os.environ):
             console.notice(notice)
-        if recipe.spec.notify and not is_supervised(os.environ):
+        if recipe.spec.notify and not rank_context.is_supervised(os.environ):
             console.notice("--notify: dsrun's supervisor sends the messages, and there is none: use `dsrun launch`")
         if not (is_another(os.environ) and folder.recipe.exists()):
             write_stored(requested, folder, os.environ)
     return recipe, folder
 
 
-def conclude(error: BaseException, rank: int, console: Console, context: RankContext, *, log: Path | None) -> int:
+def conclude(
+    error: BaseException, rank: int, console: Console, context: rank_context.RankContext, *, log: Path | None
+) -> int:
     """Record and print the error that ends this worker; its exit code, 0 where it was asked to stop before it began."""
     stopping = context.stopping
     # A rank whose peers have left fails in the exchange that it waits in.
     if stopping.stopped_before_training and not isinstance(error, DsrunError):
         console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
-        record_interruption()
+        rank_context.record_interruption()
         return 0
-    code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
+    code, message = rank_context.record_failure(error, rank=rank, log=log, progress=context.progress)
     if variables.CONSOLE not in os.environ:
         console.print(f"error: {message}", style=ERROR_STYLE)
     return code
@@ -153,7 +148,7 @@ def _set_aside_earlier_run(requested: Recipe, folder: RunFolder) -> Path | None:
     return set_earlier_run_aside(folder, datetime.now(), discard=False)
 
 
-def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context: RankContext) -> None:
+def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context: rank_context.RankContext) -> None:
     if rank == 0:
         open_records(recipe, folder, console)
     with without_collections():
@@ -163,7 +158,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
 
     hf = recipe.hf
     world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
-    if rank == 0 and not is_supervised(os.environ):
+    if rank == 0 and not rank_context.is_supervised(os.environ):
         check_push(recipe, folder.path, os.environ)
     context.heart.enter("loading")
     fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
