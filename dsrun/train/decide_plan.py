@@ -1,7 +1,6 @@
 """What is decided before anything large is loaded: model, batch, precision and memory fallbacks."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
 from dsrun.system.host import cpu_bf16
+from dsrun.system.terminal.display import NotePrinter
 from dsrun.system.variables import cache_root
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.console import Internal
@@ -49,7 +49,7 @@ def decide_plan(
     title: str,
     world: DistributedWorld,
     *,
-    notify: Callable[[str], None],
+    notify: NotePrinter,
     fallback: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
     plugin: LoadedPlugin | None = None,
@@ -81,7 +81,7 @@ def decide_plan(
 
 
 def _with_exact_sums(
-    deepspeed: dict[str, Any], spec: TrainSpec, steps: int, device: str, notify: Callable[[str], None]
+    deepspeed: dict[str, Any], spec: TrainSpec, steps: int, device: str, notify: NotePrinter
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
@@ -94,7 +94,7 @@ def _with_exact_sums(
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
-def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:
+def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: NotePrinter) -> BatchPlan:
     auto = recipe.spec.auto_micro_batch
     batch = batch_of_groups(recipe, world.size, saved=saved, auto=auto)
     if batch != batch_of_groups(recipe, world.size, auto=auto):
@@ -102,9 +102,7 @@ def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: C
     return batch
 
 
-def _with_stage(
-    recipe: Recipe, config: Any, task: ModelTask, world: DistributedWorld, notify: Callable[[str], None]
-) -> Recipe:
+def _with_stage(recipe: Recipe, config: Any, task: ModelTask, world: DistributedWorld, notify: NotePrinter) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
     recipe, message = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
@@ -125,7 +123,7 @@ def _precision(
     )
 
 
-def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe, str]:
+def with_demo(recipe: Recipe, *, notify: NotePrinter) -> tuple[Recipe, str]:
     """Replace a demo's name by the folder it was made in, and missing data by the demo's; also returns the name for the
     user."""
     spec = recipe.spec

@@ -68,9 +68,8 @@ class Trainer:
         os.environ.update(worker.variables())
         keep_temporary_files_with_run(os.environ)
         self._rank = worker.rank
-        self._context = RankContext(
-            HeartbeatWriter.from_environment(os.environ, worker.rank), handler_from_env(os.environ)
-        )
+        heart = HeartbeatWriter.from_environment(os.environ, worker.rank)
+        self._context = RankContext(heart, handler_from_env(os.environ))
         self._console = console_of(worker.rank)
         self._begun: BegunRun | None = None
         with self._ending():

@@ -103,9 +103,7 @@ def destroy_process_group() -> None:
 
 def bf16_supported(device: DeviceType, cpu_bf16: bool) -> bool:
     """Whether bf16 is computed in hardware here; emulation (CUDA below 8.0) does not count."""
-    if device == "cpu":
-        return cpu_bf16
-    return torch.cuda.get_device_capability() >= AMPERE
+    return cpu_bf16 if device == "cpu" else torch.cuda.get_device_capability() >= AMPERE
 
 
 def my_rank() -> int:

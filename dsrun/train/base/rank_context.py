@@ -256,9 +256,8 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
     names = [f"SIG{name.strip()}" for name in environ.get(variables.SAVE_ON, "").split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:
-            raise UsageError(
-                f"{variables.SAVE_ON}: {name} is not a signal", fix="name signals without SIG, such as USR1,TERM"
-            )
+            fix = "name signals without SIG, such as USR1,TERM"
+            raise UsageError(f"{variables.SAVE_ON}: {name} is not a signal", fix=fix)
     file = environ.get(variables.STOP_FILE)
     return PreemptionHandler(
         tuple(signal.Signals[name] for name in names),

@@ -22,11 +22,12 @@ from transformers import TrainerCallback, set_seed
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.commit import CONVERTED
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import read_object
 from dsrun.system.host import disk_free
-from dsrun.system.terminal.display import size_text
+from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.checkpoint import plain
@@ -75,8 +76,8 @@ def adapt(
     layout: CheckpointLayout,
     *,
     run: Path,
-    notify: Callable[[str], None],
-    beat: Callable[[], None] = lambda: None,
+    notify: NotePrinter,
+    beat: SignOfLife = lambda: None,
     trained: Callable[[], plain.TrainerOrder] | None = None,
     built: bool = False,
 ) -> AdaptedCheckpoint:
@@ -120,7 +121,7 @@ def _convert(
     folder: Path,
     note: dict[str, Any],
     order: plain.TrainerOrder,
-    beat: Callable[[], None],
+    beat: SignOfLife,
 ) -> None:
     """Write `folder` atomically; the lock is held, so whatever is left there is of a dead process."""
     work = folder.with_name(f"{folder.name}.partial")

@@ -109,9 +109,7 @@ class PlainCheckpoint:
         self._weights = {each.name: each.read() for each in adapter} or load_weights(checkpoint, order.model)
 
         # Their shapes are those of the parameters.
-        self.parameters: dict[str, torch.Tensor] = {
-            name: self._states[i]["exp_avg"] for name, i in self._numbers.items()
-        }
+        self.parameters: dict[str, torch.Tensor] = {n: self._states[i]["exp_avg"] for n, i in self._numbers.items()}
         first = self._states[0]
         self.states = tuple(name for name, value in first.items() if torch.is_tensor(value) and value.dim() > 0)
         self.step = int(first["step"])
@@ -130,9 +128,8 @@ class PlainCheckpoint:
 
 def in_adapter(name: str) -> str:
     """The name that an adapter's weight has in its file: without that of the adapter (peft, save_pretrained)."""
-    name = name.replace(".modules_to_save.default.", ".").replace(
-        "_magnitude_vector.default.weight", "_magnitude_vector"
-    )
+    name = name.replace(".modules_to_save.default.", ".")
+    name = name.replace("_magnitude_vector.default.weight", "_magnitude_vector")
     return re.sub(r"(\.lora_\w+|\.trainable_tokens_delta)\.default(?=\.|$)", r"\1", name)
 
 

@@ -18,6 +18,7 @@ from dsrun.errors import DsrunError, ToolError
 from dsrun.runs import commit
 from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool, ManifestFile
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
@@ -65,7 +66,7 @@ class CheckpointSave:
     """
 
     def __init__(
-        self, run: RunFolder, step: int, *, beat: Callable[[], None], snapshots: SnapshotBuffers | None = None
+        self, run: RunFolder, step: int, *, beat: SignOfLife, snapshots: SnapshotBuffers | None = None
     ) -> None:
         """Raises SaveFailed on all ranks where the folder cannot be made."""
         self.run = run

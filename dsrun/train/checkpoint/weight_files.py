@@ -167,9 +167,8 @@ def as_in_files(weights: Sequence[ExportWeight], model: Any, known: Collection[s
     transformers puts some weights together as it loads them, such as the experts of a layer, and takes them apart as it
     saves them (transformers' conversion_mapping.py). Here that is done for one group at a time, so that no more is in
     memory."""
-    done = [
-        each for each in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(each, PrefixChange)
-    ]
+    mapping = get_model_conversion_mapping(model, add_legacy=False)
+    done = [each for each in mapping if not isinstance(each, PrefixChange)]
     weights = [each for each in weights if each.name not in (model._keys_to_ignore_on_save or ())]
     if not done or {weight.name for weight in weights} <= set(known):
         return weights

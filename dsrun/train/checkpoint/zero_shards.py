@@ -239,9 +239,8 @@ class ZeroCheckpoint:
                 elements = math.prod(shape)
                 share = math.ceil(elements / self.world_size)
                 own = [max(0, min(share, elements - rank * share)) for rank in range(self.world_size)]
-                found[name] = ShardedParameter(
-                    index, shape, tuple((rank, start, count) for rank, count in enumerate(own) if count)
-                )
+                pieces = tuple((rank, start, count) for rank, count in enumerate(own) if count)
+                found[name] = ShardedParameter(index, shape, pieces)
                 start += share
         return found
 

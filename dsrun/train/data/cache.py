@@ -27,6 +27,7 @@ import pyarrow as pa
 from datasets import Dataset, Features
 
 from dsrun.errors import DsrunError
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import read_manifest, verify, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process.process_end import die_with_parent
@@ -67,7 +68,7 @@ def obtain(
     overwrite: bool = False,
     waiting: Callable[[], None] = lambda: None,
     notify: Callable[[str], None] = lambda _: None,
-    beat: Callable[[], None] = lambda: None,
+    beat: SignOfLife = lambda: None,
 ) -> tuple[Path, CacheMeta]:
     """The entry's folder and what `build` returned, from the cache or built now.
 
@@ -140,9 +141,7 @@ def _build(folder: Path, build: Callable[[Path], CacheMeta], damage: str) -> Cac
     return meta
 
 
-def _read(
-    folder: Path, since: float, beat: Callable[[], None], *, contents: bool = True
-) -> tuple[CacheMeta | None, str]:
+def _read(folder: Path, since: float, beat: SignOfLife, *, contents: bool = True) -> tuple[CacheMeta | None, str]:
     """What the entry says of itself, None where there is none that counts; and what is damaged in it, which takes
     `contents` to be read."""
     manifest = read_manifest(folder)

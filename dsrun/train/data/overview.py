@@ -160,12 +160,9 @@ class ShownSample:
 def shown(row: dict[str, Any], *, seq2seq: bool, whole: dict[str, Any] | None = None) -> list[ShownSample]:
     """What a prepared row shows: its sample, source and target, or both answers of a preference. `whole` is the row
     before it was cut."""
-    return [
-        ShownSample(side, ids, _states(kept, ids, learned))
-        for (_, kept, _), (side, ids, learned) in zip(
-            _sides(row, seq2seq=seq2seq), _sides(whole or row, seq2seq=seq2seq), strict=True
-        )
-    ]
+    cut, full = (_sides(each, seq2seq=seq2seq) for each in (row, whole or row))
+    both = zip((kept for _, kept, _ in cut), full, strict=True)
+    return [ShownSample(side, ids, _states(kept, ids, learned)) for kept, (side, ids, learned) in both]
 
 
 def blocks_of(ids: list[int], before: int, size: int) -> list[ShownSample]:

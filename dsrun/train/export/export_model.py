@@ -95,9 +95,8 @@ def export(request: ExportRequest, *, notify: Callable[[str], None]) -> None:
             raise UsageError(f"--to {request.to} is not empty", fix="choose another folder, or --force")
         replace_folder(partial, request.to)
     except OSError as error:
-        raise UsageError(
-            f"--to {request.to}: {error.strerror}: {error.filename}", fix="choose another place"
-        ) from error
+        what = f"--to {request.to}: {error.strerror}: {error.filename}"
+        raise UsageError(what, fix="choose another place") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -15,10 +15,11 @@ import torch
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError, one_line
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import fsync_folder, sync_file, write_json_atomic
 from dsrun.system.files import delete_tree, parse_json, replace_folder
-from dsrun.system.terminal.display import size_text
+from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.card.write_card import FILE as CARD
@@ -82,9 +83,7 @@ def save_final(
         delete_tree(partial)
 
 
-def completed(
-    whole: WholeCheckpoint, partial: Path, *, notify: Callable[[str], None], beat: Callable[[], None]
-) -> Path:
+def completed(whole: WholeCheckpoint, partial: Path, *, notify: NotePrinter, beat: SignOfLife) -> Path:
     """The folder of the model that the text model in `partial` is a part of; `partial` itself where that cannot be
     made, which is said: a training is not lost for a base model that has gone meanwhile."""
     folder = partial.with_name(f"{partial.name}.whole")
@@ -206,9 +205,8 @@ def whole_config(text: Mapping[str, Any], base: Path, weights: Sequence[ExportWe
     config = parse_json((base / "config.json").read_text())
     own = text_config(AutoConfig.from_pretrained(base))
     before, after = (json.loads(each.to_json_string(use_diff=False)) for each in (own, type(own).from_dict(dict(text))))
-    changed = {
-        name: value for name, value in after.items() if name not in _TABLE["not_of_model"] and before.get(name) != value
-    }
+    left_out = _TABLE["not_of_model"]
+    changed = {name: value for name, value in after.items() if name not in left_out and before.get(name) != value}
     config["text_config"] = {**(config.get("text_config") or {}), **changed}
     config |= {name: value for name, value in changed.items() if name in config}
     set_dtype(config, weights)
@@ -222,7 +220,7 @@ def set_dtype(config: dict[str, Any], weights: Iterable[ExportWeight]) -> None:
     config["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
 
 
-def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: Callable[[], None]) -> None:
+def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: SignOfLife) -> None:
     """Write to `folder` what the text model in `text` makes of the checkpoint in `base`, and prove it. Raises ToolError
     where it does not hold what it should, and OSError."""
     folder.mkdir(parents=True)
@@ -236,7 +234,7 @@ def write_whole(text: Path, base: Path, keys: TextKeys, folder: Path, *, beat: C
     check_copies(copied, folder, beat=beat)
 
 
-def check_copies(copied: Mapping[str, ExportWeight], folder: Path, *, beat: Callable[[], None] = lambda: None) -> None:
+def check_copies(copied: Mapping[str, ExportWeight], folder: Path, *, beat: SignOfLife = lambda: None) -> None:
     """Raise ToolError where a tensor that was copied to `folder` has other bytes than the base's."""
     for weight in stored_weights(folder, WEIGHTS):
         if weight.name in copied:

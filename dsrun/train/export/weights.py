@@ -119,13 +119,9 @@ class _Module:
             ExportWeight(name, module[name].dtype, parameter.shape, partial(self.zero.read, name))
             for name, parameter in self.zero.parameters.items()
         ]
-        found += [
-            ExportWeight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()
-        ]
+        found += [ExportWeight(n, module[n].dtype, shape, self._frozen(n)) for n, shape in self.frozen.items()]
         buffers = {name: module[name] for name in self.buffers}
-        return found + [
-            ExportWeight(name, value.dtype, tuple(value.shape), value.detach) for name, value in buffers.items()
-        ]
+        return found + [ExportWeight(n, each.dtype, tuple(each.shape), each.detach) for n, each in buffers.items()]
 
     def reference(self) -> Mapping[str, torch.Tensor]:
         """The weights as DeepSpeed reads them itself: its module under ZeRO-1 and 2, its own script under ZeRO-3."""

@@ -1,7 +1,7 @@
 """From the recipe to transformers' Seq2SeqTrainingArguments, checked before anything large is loaded."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -16,6 +16,7 @@ from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import ENGINE_OPTIMIZERS, FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
+from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base import speed
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import TrainingPlan
@@ -135,9 +136,7 @@ def text_metrics_of(name: str) -> set[str]:
     return {f"{prefix}{name}_{each}" for prefix in ("", "eval_") for each in TEXT_METRICS}
 
 
-def check_arguments(
-    arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: Callable[[str], None]
-) -> None:
+def check_arguments(arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: NotePrinter) -> None:
     """Try the optimizer, the schedule and the noise that were asked for; `deepspeed` may bring the first two itself.
 
     Raises UsageError, or MissingError where a package is not installed; `notify` gets what has no effect.
@@ -174,7 +173,7 @@ def as_usage_errors(what: str) -> Iterator[None]:
         raise refusal("arguments.hub", what=what, line=line) from error
 
 
-def _try_optimizer(arguments: Any, model: Any, stage: int, notify: Callable[[str], None]) -> None:
+def _try_optimizer(arguments: Any, model: Any, stage: int, notify: NotePrinter) -> None:
     name = arguments.optim.value
     with as_usage_errors(f"--optim {name}"):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system.build_locks import build_locks
 from dsrun.system.host import own_programs_first
+from dsrun.system.terminal.display import NotePrinter
 from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
 from dsrun.train.base.plan import TrainingPlan
@@ -53,16 +53,14 @@ def hidden_size(model_config: Any) -> int | None:
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
 
 
-def prepare_engine(plan: TrainingPlan, heart: HeartbeatWriter, *, notify: Callable[[str], None]) -> None:
+def prepare_engine(plan: TrainingPlan, heart: HeartbeatWriter, *, notify: NotePrinter) -> None:
     """Compile what DeepSpeed needs, and let the supervisor know that from here on a rank may wait for others."""
     if plan.deepspeed is not None:
         prepare_ops(plan.deepspeed, plan.world, notify=notify, training="train" in plan.phases)
     heart.join(plan.world.group_timeout_s, compiles=compiles(plan.recipe.hf, plan.deepspeed))
 
 
-def prepare_ops(
-    config: dict[str, Any], world: DistributedWorld, *, notify: Callable[[str], None], training: bool = True
-) -> None:
+def prepare_ops(config: dict[str, Any], world: DistributedWorld, *, notify: NotePrinter, training: bool = True) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our

@@ -169,9 +169,7 @@ class Evaluator:
 
     def _scores(self, examples: list[Example], generate: bool) -> dict[str, float]:
         """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
-        if not generate:
-            return {}
-        return rank0_first(lambda: self._scored(examples))
+        return rank0_first(lambda: self._scored(examples)) if generate else {}
 
     def _scored(self, examples: list[Example]) -> dict[str, float]:
         plugin, heart = self.trainer.plugin, self.trainer.context.heart

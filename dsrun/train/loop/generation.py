@@ -219,9 +219,8 @@ class SamplePrompts(TrainerCallback):
         texts: list[str] = []
         with evaluating(self.trainer.model):
             for start in range(0, len(self.ids), size):
-                ids, mask = padded(
-                    self.ids[start : start + size], self.trainer.data_collator.pad_id, left=self.is_causal
-                )
+                prompts, pad_id = self.ids[start : start + size], self.trainer.data_collator.pad_id
+                ids, mask = padded(prompts, pad_id, left=self.is_causal)
                 ids, mask = ids.to(arguments.device), mask.to(arguments.device)
                 length = most_new_tokens(self.trainer) or LENGTH
                 texts += write_texts(self.trainer, ids, mask, max_new_tokens=length)

@@ -184,9 +184,7 @@ def adaptive_interval(trainer: Any, plan: TrainingPlan, records: RunRecords, con
         records.event("interval", step=step, seconds=seconds, steps=steps, message=message)
         console.print(f"note: {message}", style="yellow")
 
-    return AdaptiveSaveInterval(
-        trainer, lambda seconds: save_interval(seconds, mtbf), on_change, leads=plan.world.is_main
-    )
+    return AdaptiveSaveInterval(trainer, lambda took: save_interval(took, mtbf), on_change, leads=plan.world.is_main)
 
 
 @dataclass(eq=False)

@@ -199,9 +199,8 @@ def flops_of(model: Any) -> ModelFlops | None:
     """Of a causal language model or an encoder-decoder, with or without adapters, sharded or quantised. None where the
     config does not say how many layers and heads it has."""
     try:
-        architecture = architecture_of(
-            model.config.to_dict() | {"is_encoder_decoder": model.config.is_encoder_decoder}, ()
-        )
+        settings = model.config.to_dict() | {"is_encoder_decoder": model.config.is_encoder_decoder}
+        architecture = architecture_of(settings, ())
     except UsageError:
         return None
     decoder, encoder = architecture.decoder, architecture.encoder

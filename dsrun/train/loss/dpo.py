@@ -52,9 +52,8 @@ def pair_losses(spec: TrainSpec, *, real: torch.Tensor, **values: torch.Tensor) 
     """The loss of each pair [pairs], from the `values` that dpo.toml names; `real` [pairs] is no filler."""
     terms = {**_FORMULAS["terms"], "scores": DIVERGENCES[spec.dpo_divergence]}
     settings = {"beta": spec.dpo_beta, "swapped": spec.dpo_label_smoothing, "ordered": partial(ordered, real=real)}
-    losses: torch.Tensor = evaluate(
-        LOSSES[spec.dpo_loss], SubjectNames(None, terms, **_FUNCTIONS, **settings, **values)
-    )
+    names = SubjectNames(None, terms, **_FUNCTIONS, **settings, **values)
+    losses: torch.Tensor = evaluate(LOSSES[spec.dpo_loss], names)
     return losses
 
 

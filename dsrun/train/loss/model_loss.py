@@ -126,9 +126,8 @@ class ModelLoss(Loss):
             outputs = model(**inputs, num_items_in_batch=mine.clamp(min=1))
             return outputs["loss"] * (mine / items), outputs
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        total = summed_cross_entropy(
-            outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing, overwrite=True
-        )
+        logits, shifted = outputs["logits"], self.shifted
+        total = summed_cross_entropy(logits, labels, shifted=shifted, smoothing=self.smoothing, overwrite=True)
         return total / items, outputs
 
     @torch.no_grad()
@@ -178,9 +177,8 @@ class LossBySet(ModelLoss):
         """The mean loss of each set that there were samples of."""
         entropy, tokens = window.unbind(1)
         means = (entropy / tokens.clamp(min=1)).tolist()
-        return {
-            f"loss/{name}": mean for name, mean, some in zip(self.names, means, tokens.tolist(), strict=True) if some
-        }
+        of_sets = zip(self.names, means, tokens.tolist(), strict=True)
+        return {f"loss/{name}": mean for name, mean, some in of_sets if some}
 
     @torch.no_grad()
     def _count(self, logits: torch.Tensor, labels: torch.Tensor) -> None:

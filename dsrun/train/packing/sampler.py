@@ -104,9 +104,8 @@ class WindowSampler(EpochSampler):
     def _rows(self, samples: np.ndarray, count: int, rng: np.random.Generator | None = None) -> list[list[int]]:
         """Samples in `count` rows, rows of like width behind each other, as a batch is as wide as its widest."""
         lengths = self.lengths[samples]
-        packed = (
-            pack_pairs(lengths[:, 0], lengths[:, 1], count) if lengths.shape[1] > 1 else pack_rows(lengths[:, 0], count)
-        )
+        one, other = lengths[:, 0], lengths[:, -1]
+        packed = pack_pairs(one, other, count) if lengths.shape[1] > 1 else pack_rows(one, count)
         order = range(count) if rng is None else rng.permutation(count)
         return sorted((samples[packed[i]].tolist() for i in order), key=self._width, reverse=True)
 

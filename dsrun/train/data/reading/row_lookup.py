@@ -61,9 +61,8 @@ class RowLookup(Preparation):
             normal = normal_row(layout, where, row)
             kept, left = _encoded(encoder, normal, number)
             if layout.kind == "text":
-                samples = blocks_of(
-                    [int(token) for each in kept for token in each["input_ids"]], tokens, self.limits.source
-                )
+                ids = [int(token) for each in kept for token in each["input_ids"]]
+                samples = blocks_of(ids, tokens, self.limits.source)
                 tokens += sum(len(each.ids) for each in samples)
             else:
                 wide, _ = _encoded(replace(encoder, source_limit=_UNCUT, target_limit=_UNCUT), normal, number)

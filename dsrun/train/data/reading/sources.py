@@ -202,9 +202,8 @@ def _saved(path: Path) -> dict[str, DataSource]:
 def _hub(spec: TrainSpec) -> dict[str, DataSource]:
     name = str(spec.dataset)
     try:
-        loaded = datasets.load_dataset(
-            name, spec.dataset_config, token=spec.token, cache_dir=spec.cache_dir, streaming=spec.streaming
-        )
+        how = {"token": spec.token, "cache_dir": spec.cache_dir, "streaming": spec.streaming}
+        loaded = datasets.load_dataset(name, spec.dataset_config, **how)
     except (OSError, ValueError, RuntimeError, HTTP_ERROR) as error:
         raise _hub_error(name, error) from error
     return _tables(loaded, name)
@@ -216,9 +215,7 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
     if answered:
         return answered
     if isinstance(error, DatasetNotFoundError):
-        if "gated" in reason:
-            return refusal("source.gated", name=name)
-        return refusal("source.unknown", name=name)
+        return refusal("source.gated" if "gated" in reason else "source.unknown", name=name)
     if isinstance(error, ValueError | RuntimeError):
         return UsageError(f"dataset {name}: {reason}", fix="--dataset-config" if "onfig" in reason else None)
     return unreachable(f"dataset {name}", reason, instead="--train-file FILE", offline=constants.HF_HUB_OFFLINE)
