@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes
 from dsrun.hardware.gres import GpuGres, parse_gres
@@ -18,13 +21,15 @@ from dsrun.slurm.cluster.cluster_facts import (
     UserAccounts,
 )
 from dsrun.slurm.render import notation
-from dsrun.system import hostlist, slurm
+from dsrun.system import slurm
+from dsrun.system.hostlist import expand_hosts
 from dsrun.system.slurm import names, oneliners, settings, value
 
 # What an administrator writes about a node comes last in its record.
 _WRITTEN = frozenset({"Reason", "Comment", "Extra"})
 # A MIG slice by its profile, 3g.20gb: the number before "gb" is its memory.
 _SLICE = re.compile(r"(?:^|[_.:-])\d+g\.(\d+)gb", re.IGNORECASE)
+_NOTATIONS: Mapping[str, Callable[[str], float | None]] = {"mib": notation.mib, "seconds": notation.seconds}
 
 
 def discover(*, with_accounting: bool = True) -> ClusterFacts:
@@ -131,13 +136,9 @@ def read_facts(
     """The facts in the output of `dsrun.system.slurm`'s queries."""
     known = settings(config)
     return ClusterFacts(
-        name=known.get("ClusterName", ""),
-        version=known.get("SLURM_VERSION", ""),
+        **_read("cluster", known),
         partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
         nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
-        # 1001 is SLURM's own default (slurm.conf(5)).
-        max_array_size=int(_number(known, "MaxArraySize", 1001)),
-        memory_per_core=notation.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
         user=user,
         groups=groups,
         accounting=accounting,
@@ -146,59 +147,35 @@ def read_facts(
     )
 
 
+def _read(table: str, record: dict[str, str]) -> dict[str, Any]:
+    """The fields of a table of discover.toml for a record of scontrol."""
+    known: dict[str, Any] = {each.__name__: partial(each, record) for each in (_number, names, value)}
+    known |= {name: lambda key, read=read: read(record.get(key, "")) for name, read in _NOTATIONS.items()}
+    known |= {"get": record.get, "int": int, "expand_hosts": expand_hosts, "NO_LIMIT": NO_LIMIT}
+    return {name: evaluate(text, known) for name, text in toml_beside(__file__)[table].items()}
+
+
 def _partition(record: dict[str, str]) -> Partition:
     defaults = dict(word.split("=", 1) for word in names(record, "JobDefaults") if "=" in word)
-    for key in ("DefMemPerNode", "DefMemPerCPU"):
-        if notation.mib(record.get(key, "")) is not None:
-            defaults[key] = record[key]
-    return Partition(
-        name=record["PartitionName"],
-        state=record.get("State", "UP"),
-        default=record.get("Default") == "YES",
-        nodes=hostlist.expand_hosts(found) if (found := value(record, "Nodes")) else (),
-        time_limit=notation.seconds(record.get("MaxTime", "")) or NO_LIMIT,
-        time_default=notation.seconds(record.get("DefaultTime", "")),
-        min_nodes=int(_number(record, "MinNodes", 0)),
-        max_nodes=_number(record, "MaxNodes", NO_LIMIT),
-        max_cpus_per_node=_number(record, "MaxCPUsPerNode", NO_LIMIT),
-        max_memory_per_node=notation.mib(record.get("MaxMemPerNode", "")) or NO_LIMIT,
-        accounts=names(record, "AllowAccounts"),
-        denied_accounts=names(record, "DenyAccounts"),
-        qos=names(record, "AllowQos"),
-        denied_qos=names(record, "DenyQos"),
-        groups=names(record, "AllowGroups"),
-        hidden=record.get("Hidden") == "YES",
-        job_defaults=defaults,
-        preempt_mode=record.get("PreemptMode", "OFF"),
-    )
+    sizes = {key: record.get(key, "") for key in ("DefMemPerNode", "DefMemPerCPU")}
+    defaults |= {key: size for key, size in sizes.items() if notation.mib(size) is not None}
+    return Partition(**_read("partition", record), job_defaults=defaults)
 
 
 def _licenses(text: str) -> Mapping[str, int] | None:
     """Totals by name; {} for "No licenses configured", None for no answer."""
     records = [each for each in oneliners(text) if "LicenseName" in each]
-    return {each["LicenseName"]: int(_number(each, "Total", 0)) for each in records} if text.strip() else None
+    return {each["LicenseName"]: int(_number(each, "Total")) for each in records} if text.strip() else None
 
 
 def _node(record: dict[str, str]) -> SlurmNode:
     features = names(record, "ActiveFeatures") or names(record, "AvailableFeatures")
-    # CPUEfctv leaves out cores that are kept for the system; it came with 22.05.
-    cores = _number(record, "CPUEfctv", 0) or _number(record, "CPUTot", 0)
-    return SlurmNode(
-        name=record["NodeName"],
-        state=record.get("State", "UNKNOWN"),
-        reason=value(record, "Reason") or "",
-        partitions=names(record, "Partitions"),
-        features=features,
-        gpus=gpu_groups(record.get("Gres", ""), record.get("GresUsed", ""), features),
-        resources=tuple(dict.fromkeys(word.split(":")[0] for word in names(record, "Gres"))),
-        cores=int(cores),
-        cores_busy=int(_number(record, "CPUAlloc", 0)),
-        memory=_number(record, "RealMemory", 0) - _number(record, "MemSpecLimit", 0),
-        memory_busy=_number(record, "AllocMem", 0),
-    )
+    gpus = gpu_groups(record.get("Gres", ""), record.get("GresUsed", ""), features)
+    resources = tuple(dict.fromkeys(word.split(":")[0] for word in names(record, "Gres")))
+    return SlurmNode(**_read("node", record), features=features, gpus=gpus, resources=resources)
 
 
-def _number(record: Mapping[str, str], key: str, default: float) -> float:
+def _number(record: Mapping[str, str], key: str, default: float = 0) -> float:
     text = record.get(key, "")
     return float(text) if text.isdecimal() else default
 
