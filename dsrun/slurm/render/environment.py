@@ -165,8 +165,3 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
         '--container-workdir="$PWD"',
     ]
     return lines + ([f"--container-env={','.join(names)}"] if names else [])
-
-
-def staged_values(staged: StagedEnvironment | None, python: str) -> dict[str, Any] | None:
-    """What the template can name of it."""
-    return staged._asdict() | {"python": None if staged.has_python else python} if staged else None

@@ -1,14 +1,14 @@
 """SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
-from dsrun.datafiles import data_folder, kept
+from dsrun.datafiles import data_folder, evaluate, kept, toml_beside
 from dsrun.errors import UsageError
 from dsrun.launch.program import JobProgram, slug
 from dsrun.slurm.render.environment import (
@@ -21,7 +21,6 @@ from dsrun.slurm.render.environment import (
     preflight,
     pyxis_options,
     stage,
-    staged_values,
     supervised,
     variables,
     worker_python,
@@ -43,6 +42,10 @@ TEMPLATE = "job.sh.j2"
 USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
 # slurmctld enforces limits about every 30 s, as it does the signal; what still runs then is ended by the script.
 _MARGIN_S = 30
+_FUNCTIONS: Sequence[Callable[..., Any]] = (
+    PurePosixPath, as_path, gpu_check, gpus_of, has_own_programs, launcher, masked, preflight, printable, pyxis_options,
+    shlex.join, slug, str, supervised, workers,
+)  # fmt: skip
 
 
 # bash, not HTML: the one filter that makes a value safe is q.
@@ -157,55 +160,22 @@ def _refuse_notify(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> N
 def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str, Any]:
     """What the template can name. The spec is a completed one."""
     staged = stage(spec.stage, spec.local_dir) if spec.stage else None
-    python = program.interpreter or worker_python(spec, site)
-    with_supervisor = supervised(spec, program, site)
-    exported = variables(spec)
+    python, exported = program.interpreter or worker_python(spec, site), variables(spec)
+    functions = (functions_file(each).read_text(encoding="utf-8") for each in used_functions(spec))
+    known: dict[str, Any] = {each.__name__: each for each in _FUNCTIONS}
+    known |= {"spec": spec, "program": program, "site": site, "staged": staged, "python": python, "margin": _MARGIN_S}
     return {
+        **{name: evaluate(text, known) for name, text in toml_beside(__file__)["context"].items()},
         "version": __version__,
-        "user": printable(site.user),
-        "command": printable(shlex.join(masked(site.command))),
-        "functions": site.functions,
-        "functions_text": _functions_text(spec) if spec.inline else None,
+        "functions_text": "\n".join(functions) if spec.inline else None,
         "directives": directives(spec, program, site),
-        "modules": spec.module,
         "setup_files": [as_path(each) for each in spec.setup_file],
-        "conda": spec.conda,
-        "venv": as_path(spec.venv) if spec.venv else None,
         "needed": [entry for entry in spec.env if "=" not in entry],
         "variables": list(exported.items()),
         "defaults": [each for each in defaults(spec, program).items() if each[0] not in exported],
         "unset": MISLEADING if program.trains else (),
-        "path_first": str(PurePosixPath(python).parent) if has_own_programs(spec, python, staged) else None,
-        "name": slug(spec.job_name) if spec.job_name else program.name,
-        "output": program.output,
-        "trains": program.trains,
-        "supervised": with_supervisor,
-        "nproc": workers(spec),
-        "cpu_only": gpus_of(spec) == 0,
-        "stage": staged_values(staged, python),
-        "launcher": launcher(spec, python, staged),
-        "gpu_check": gpu_check(spec, program, site),
-        "own_python": site.own_python,
-        "srun_options": pyxis_options(spec),
-        "rdzv_backend": "c10d" if with_supervisor or spec.max_restarts else "static",
-        "gpus_per_node": spec.gpus_per_node if gpus_of(spec) else None,
-        "max_restarts": spec.max_restarts or 0,
-        "restarts_given": spec.max_restarts is not None or not program.trains,
-        "rendezvous_timeout": spec.rendezvous_timeout,
-        "notify": spec.notify,
-        "requeue": spec.requeue and spec.max_requeues > 0,
-        "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
-        "max_requeues": spec.max_requeues,
-        "array_flag": spec.array_flag,
-        "nodes": spec.nodes,
-        "spare": spec.spare,
-        "preflight": preflight(spec, program, site, staged) if spec.preflight else None,
         "program": " ".join(map(shell_quote, program.argv)),
     }
-
-
-def _functions_text(spec: SlurmSpec) -> str:
-    return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in used_functions(spec))
 
 
 def directives(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> list[str]:
