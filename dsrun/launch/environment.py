@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
@@ -61,28 +62,16 @@ def run_command(arguments: Sequence[str]) -> list[str]:
 
 def worker_environment(topology: LocalWorkers, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
     """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
-    wanted: dict[str, str] = {
-        # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
-        "TOKENIZERS_PARALLELISM": "false",
-        # Unset, torch.distributed.run makes it 1 where a machine has several ranks (config_from_args).
-        "OMP_NUM_THREADS": str(topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)),
-    }
-    if topology.device == "cpu":
-        # gloo would look its own host name up in the DNS, ten seconds a peer where there is none.
-        wanted |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
-    else:
-        # Blocks of many sizes come and go, which fixed segments fragment (torch's notes on CUDA semantics). torch 2.13
-        # knows this name beside PYTORCH_ALLOC_CONF, older ones know no other.
-        wanted["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    if debug:
-        wanted |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
-    changes: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in environ}
+    names = {"is_cpu": topology.device == "cpu", "threads": topology.threads, "debug": debug}
+    changes: dict[str, str | None] = {**_wanted("workers", environ, **names)}
     changes |= own_programs_first(environ)
     return changes | {name: None for name in variables.MISLEADING if name in environ}
 
 
-# Collectives each rank remembers, for the dump that is written when one of them never ends; 2000 take a few MB.
-_FLIGHT_RECORDER_ENTRIES = "2000"
+def _wanted(table: str, environ: Mapping[str, str], **names: Any) -> dict[str, str]:
+    """The variables of a table of environment.toml that have a value, but for what the user has set."""
+    found = {name: evaluate(value, names) for name, value in toml_beside(__file__)[table].items()}
+    return {name: str(value) for name, value in found.items() if value is not None and name not in environ}
 
 
 def launch_environment(
@@ -114,19 +103,8 @@ def launch_environment(
     if nodes > 1:
         # For one machine alone.
         changes.pop("GLOO_SOCKET_IFNAME", None)
-    wanted: dict[str, str] = dict(network or {}) if nodes > 1 else {}
-    if topology.device == "cuda":
-        wanted |= {
-            # Old and new torch read this name, newer ones TORCH_FR_BUFFER_SIZE too. In older ones it is off unless set.
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            # torch appends the rank.
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(RunFolder(run).logs / "flight-recorder-rank-"),
-        }
-    if not libuv:
-        # torch takes libuv for its store since 2.4, and fails where it was built without.
-        wanted["USE_LIBUV"] = "0"
-    changes |= {name: value for name, value in wanted.items() if name not in environ}
+        changes |= {name: value for name, value in (network or {}).items() if name not in environ}
+    changes |= _wanted("launch", environ, is_cuda=topology.device == "cuda", libuv=libuv, logs=RunFolder(run).logs)
     return changes | {variables.OUTPUT: str(run)}
 
 
