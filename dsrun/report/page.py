@@ -1,13 +1,14 @@
 """One HTML page about runs: nothing is loaded, and no text of a run is taken for HTML."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.diagnosis.diagnose import likely
 from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import shown
@@ -116,36 +117,19 @@ def subtitle(run: RunReport) -> str:
 
 def tiles(run: RunReport) -> list[KeyFigure]:
     """The key figures of a run."""
-    status, steps = run.status, run.history.steps
-    found = []
-    if status.step is not None:
-        unfinished = status.max_steps is not None and status.step < status.max_steps
-        epoch = f"epoch {status.epoch:.2f}" if status.epoch else ""
-        found.append(KeyFigure("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
-    losses = run.history.series("loss")
-    if losses:
-        note = f"from {figure(losses[0][1])}" if losses[1:] else ""
-        found.append(KeyFigure("Training loss", figure(losses[-1][1]), note))
-    if status.best:
-        name = measure_name(status.best.metric) if status.best.metric != "eval_loss" else "evaluation loss"
-        name = f"Best {name[:1].lower() + name[1:] if name[1:].islower() else name}"
-        found.append(KeyFigure(name, figure(status.best.value), f"at step {status.best.step:,}"))
-    speeds = sorted(value for each in steps if (value := finite(each.get("tokens_per_s"))) is not None)
-    if speeds:
-        note = f"MFU {status.mfu:.0%}" if status.mfu else "median"
-        found.append(KeyFigure("Tokens per second", figure(speeds[len(speeds) // 2], 3), note))
-    if status.tokens:
-        found.append(KeyFigure("Tokens", _short(status.tokens), "without padding"))
-    if run.goodput and run.goodput.total:
-        found.append(KeyFigure("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
-    if status.eta_s is not None and math.isfinite(status.eta_s):
-        note = f"{precise_duration(status.step_s)} a step" if status.step_s else ""
-        found.append(KeyFigure("Time left", duration(status.eta_s), note))
-    elif status.since_s is not None and not run.goodput:
-        found.append(KeyFigure("Duration", duration(status.since_s)))
-    if status.restarts:
-        found.append(KeyFigure(RESTARTS, f"{status.restarts}", "after failures"))
-    return found
+    status = run.status
+    best = measure_name(status.best.metric) if status.best and status.best.metric != "eval_loss" else "evaluation loss"
+    speeds = (finite(each.get("tokens_per_s")) for each in run.history.steps)
+    known: dict[str, Any] = {
+        "status": status,
+        "goodput": run.goodput,
+        "losses": run.history.series("loss"),
+        "speeds": sorted(each for each in speeds if each is not None),
+        "best": best[:1].lower() + best[1:] if best[1:].islower() else best,
+    }
+    known |= {each.__name__.lstrip("_"): each for each in (_short, duration, figure, isfinite, len, precise_duration)}
+    rows = (row for row in toml_beside(__file__)["figures"] if evaluate(row["when"], known))
+    return [KeyFigure(*(evaluate(row[each], known) for each in ("name", "value", "note"))) for row in rows]
 
 
 def summary(runs: Sequence[RunReport]) -> tuple[list[str], list[list[str]]]:
