@@ -4,6 +4,7 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import LONGEST_MESSAGE
 from dsrun.runs.records import plain
@@ -11,6 +12,7 @@ from dsrun.system.terminal.display import figure, printable
 from dsrun.system.terminal.secrets import without_tokens
 
 VERSION = 1
+_TABLE = toml_beside(__file__)
 
 NotificationKind = Literal["finish", "failure", "nan", "hang", "restart", "preemption", "requeue"]
 
@@ -66,58 +68,24 @@ class Notification:
     @property
     def headline(self) -> str:
         """What has happened, in one line without a full stop."""
-        return _clean(f"{self.facts.name} {self._happened()}", 300)
-
-    def _happened(self) -> str:
-        after = f" after step {self.step}" if self.step else ""
-        why = f": {self._why()}" if self._why() else ""
-        again = f" restarts (attempt {self.attempt})" if self.attempt else " restarts"
-        texts: dict[NotificationKind, str] = {
-            "finish": f"finished{after}" + (f", loss {figure(self.loss)}" if self.loss is not None else ""),
-            "failure": f"failed{after}{why}",
-            "nan": f"met a NaN or infinite value{after}{why}",
-            "hang": f"hung{after}, and{again}{why}",
-            "restart": f"failed{after}, and{again}{why}",
-            "preemption": f"was asked to stop{after}{why}",
-            "requeue": "runs again, " + (f"requeued {self.requeue} times" if self.requeue != 1 else "requeued once"),
-        }
-        return texts[self.kind]
-
-    def _why(self) -> str:
-        if self.cause is not None and self.cause.title and self.cause.code != "unknown":
-            return self.cause.title
-        return self.detail
+        return _clean(f"{self.facts.name} {self._told('headline')}", 300)
 
     @property
     def next(self) -> str:
         """What to do now; "" for nothing."""
-        if self.kind == "preemption":
-            # A job of `dsrun render-slurm` goes back into the queue by itself.
-            return "" if self.facts.job_id else "run the same command again"
-        if self.kind == "finish":
-            # Of other programs there are no figures to report.
-            return "" if self.step is None else f"dsrun report {shlex.quote(self.facts.run)}"
-        if self.kind in ("failure", "hang", "restart", "nan"):
-            return f"dsrun diagnose {shlex.quote(self.facts.run)}"
-        return ""
+        return self._told("next")
+
+    def _told(self, table: str) -> str:
+        """The text of a table of notification.toml for this kind of message; "" for none."""
+        return str(evaluate(_TABLE[table].get(self.kind, "''"), self._names()))
+
+    def _names(self) -> SubjectNames:
+        return SubjectNames(self, _TABLE["terms"], figure=figure, quote=shlex.quote)
 
     def lines(self) -> list[tuple[str, str]]:
         """The facts below the headline, named, in the order in which a reader needs them."""
-        step = None if self.step is None else f"{self.step}" + (f" of {self.max_steps}" if self.max_steps else "")
-        found = [
-            ("cause", self.cause and " · ".join(filter(None, (self.cause.title, self.cause.code)))),
-            ("rank", None if self.rank is None else f"{self.rank}, the first to fail"),
-            ("detail", self.detail if self.detail != self._why() or not self.detail else None),
-            ("fix", self.cause and self.cause.fix),
-            ("next", self.next),
-            ("step", step),
-            ("loss", None if self.loss is None else figure(self.loss)),
-            ("run", self.facts.run),
-            ("host", self.facts.host),
-            ("job", self.facts.job_id),
-            ("log", self.log),
-            ("omitted", f"{self.omitted} earlier messages like this one" if self.omitted else None),
-        ]
+        names = self._names()
+        found = ((name, evaluate(value, names)) for name, value in _TABLE["lines"].items())
         return [(name, _clean(value)) for name, value in found if value]
 
     def text(self) -> str:

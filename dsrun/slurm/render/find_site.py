@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun import __version__
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.findings.texts import finding_of
 from dsrun.slurm.render.site import ClusterSite, used_functions
@@ -101,25 +102,14 @@ def notices(
     """What was chosen for the user: `spec` is `given`, completed."""
     from dsrun.slurm.render.environment import gpus_of, workers
 
-    gpus, count = gpus_of(spec), workers(spec)
     if not cluster:
         yield "no SLURM here: nothing is checked against a cluster"
         yield from _of_this_machine(spec, program, site)
-    if given.gpus_per_node != spec.gpus_per_node and gpus:
-        source = "as this cluster's nodes have" if cluster else "as the number per node is not known"
-        yield f"{gpus} GPU{'s' * (gpus > 1)} a node, {source} (--gpus-per-node)"
-    if spec.nodes >= STAGE_NODES and not (spec.stage or spec.container_image or spec.apptainer):
-        yield f"the Python of {spec.nodes} nodes starts from one file system: --stage copies it to their local disks"
-    if gpus == 0:
-        yield f"no GPUs: {count} worker{'s' * (count > 1)} a node, on CPUs"
-    if spec.cpus_per_task and spec.cpus_per_task < count:
-        cpus = f"{spec.cpus_per_task} CPU{'s' * (spec.cpus_per_task > 1)}"
-        yield f"{cpus} for {count} workers a node: they wait for each other (--cpus-per-task)"
-    if spec.signal_lead is None:
-        yield f"--time {spec.time} is too short for a signal: the job does not save before its end"
-    elif given.signal_lead is None and site.checkpoint_s is not None:
-        took = f"as a checkpoint took {site.checkpoint_s:.0f} s"
-        yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
+    names = {"given": given, "spec": spec, "site": site, "cluster": cluster, "many": STAGE_NODES}
+    names |= {"gpus": gpus_of(spec), "count": workers(spec)}
+    for row in toml_beside(__file__)["notices"]:
+        if evaluate(row["when"], names):
+            yield evaluate(row["text"], names)
 
 
 def _of_this_machine(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> Iterator[str]:
