@@ -14,12 +14,11 @@ from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
-from dsrun.monitoring.measures import measure_name
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
 from dsrun.report.nodes import node_tables
-from dsrun.report.panels import ReportPanel, panels, shown_text
+from dsrun.report.panels import ReportPanel, measure_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.reader import DEFAULT
 from dsrun.runs.records import finite, plain, utc_now

@@ -1,4 +1,4 @@
-"""Ends the processes of an attempt, and names one that no signal can end, and what it waits for."""
+"""Ends the processes of an attempt, names those that no signal can end, and waits until their GPU memory is free."""
 
 import platform
 import time
@@ -131,3 +131,35 @@ def _call(pid: int) -> list[str]:
 
 def _text(pid: int, name: str) -> str:
     return text_of_file(Path(f"/proc/{pid}/{name}")).strip()
+
+
+GPU_MEMORY_S = 50.0
+"""Seconds to wait at most: the driver takes seconds, after a fault longer. What is held then is somebody else's."""
+_SLACK = 1 << 30  # bytes: contexts of monitoring tools, which come and go
+_POLL_S = 0.5
+
+MemoryUsed = Callable[[], Mapping[str, int]]
+"""The bytes in use on each of the run's GPUs, by UUID; nothing without GPUs."""
+
+
+class GpuMemory:
+    """The memory of this machine's GPUs that was in use before the first attempt, and what is in use now."""
+
+    def __init__(self, used: MemoryUsed) -> None:
+        self._used = used
+        self._before = used()
+
+    def held(self) -> dict[str, int]:
+        """The bytes of each GPU that are in use beyond what was before the run, where they are more than 1 GiB."""
+        if not self._before:
+            return {}
+        now = self._used()
+        more = {uuid: now.get(uuid, 0) - before for uuid, before in self._before.items()}
+        return {uuid: size for uuid, size in more.items() if size > _SLACK}
+
+    def wait_until_free(self, stop_wanted: Callable[[], bool], *, timeout_s: float = GPU_MEMORY_S) -> dict[str, int]:
+        """Wait until nothing is held, `timeout_s` seconds at most, or a stop is wanted; what is still held."""
+        until = time.monotonic() + timeout_s
+        while (held := self.held()) and time.monotonic() < until and not stop_wanted():
+            time.sleep(_POLL_S)
+        return held

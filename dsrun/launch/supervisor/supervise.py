@@ -27,10 +27,10 @@ from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
+from dsrun.launch.supervisor.ending import GpuMemory
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, RunEventWriter, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
-from dsrun.launch.supervisor.gpu_memory import GpuMemory
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, decide, exit_code
 from dsrun.launch.supervisor.status_files import StatusWriter

@@ -1,24 +1,28 @@
 """What is wrong with an sbatch script, as findings; their texts are in rules.toml."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import PurePosixPath
 from typing import Any
 
+from dsrun.datafiles import SubjectNames, evaluate
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
-from dsrun.messages import Message, suggestion
-from dsrun.slurm.lint.launch import rules
-from dsrun.slurm.lint.launches import PATTERNS, check_assignment, check_launches
+from dsrun.messages import PLACEHOLDER, Message, suggestion
+from dsrun.slurm.lint.launch import ScriptLaunch, rules
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem, read_script
 from dsrun.slurm.render.notation import time_limit
+from dsrun.system.patterns import patterns_beside
 from dsrun.system.shell import ASSIGNMENT, commands, live
-from dsrun.system.terminal.secrets import is_secret_flag, without_tokens
+from dsrun.system.terminal.display import counted
+from dsrun.system.terminal.secrets import is_secret_flag, is_secret_name, without_tokens
 
 # %j, %x, %A … are SLURM's own; only these are meant for a shell.
 _SHELL = re.compile(r"\$\w|\$\{|\$\(|^~")
 _MISSPELT = re.compile(r"\s*#\s*(SBATCH|sbatch|Sbatch)\b|\s+#SBATCH\b")
 _CONDA_READY = re.compile(r"conda\.sh|conda shell|conda init|bashrc|profile|activate\b.*\bbase|module\s+load|\bml\s")
+PATTERNS = patterns_beside(__file__, "rules.toml")
 _SAYS_NOTHING = frozenset({"echo", "date", "printf", "sleep", "true", "ls", "nvidia-smi"})
 
 
@@ -27,7 +31,7 @@ def check_script(text: str, file: str) -> list[Finding]:
     script = read_script(text)
     found = dict.fromkeys(
         _finding(file, *each)
-        for check in (_text, _directives, _signal, _launches, _environment)
+        for check in (_text, _directives, _signal, _of_launches, _environment)
         for each in check(script)
     ) if "\r\n" not in text else {_finding(file, 1, "crlf", {}): None}  # fmt: skip
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))
@@ -44,8 +48,33 @@ def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
     )
 
 
-def _launches(script: JobScript) -> Iterator[ScriptProblem]:
-    return check_launches(script, "launch", "gpus")
+def _of_launches(script: JobScript, *sections: str) -> Iterator[ScriptProblem]:
+    """The checks of these sections of rules.toml, those about workers and GPUs by default, of all launches."""
+    first = next((each for each in script.launches if each.kind != "program"), None)
+    for section, launch in product(sections or ("launch", "gpus"), script.launches):
+        words = "\n".join(word for each in script.commands if each.line == launch.line for word in each.words)
+        yield from _held(section, launch.line, launch, script=script, launch=launch, first=first, line_words=words)
+
+
+def _held(section: str, line: int, subject: ScriptLaunch | None, **names: Any) -> Iterator[ScriptProblem]:
+    """The checks that hold, each with the words for its texts."""
+    functions = {each.__name__: each for each in (counted_tasks, int, is_secret_name, len, matches, text_of)}
+    known = SubjectNames(subject, rules()["terms"], patterns=PATTERNS, **functions, **names)
+    for row in rules()[section]:
+        if evaluate(row["when"], known):
+            texts = rules()["rules"][row["code"]]
+            words = {found[0] for found in PLACEHOLDER.findall(texts["message"] + texts.get("fix", ""))}
+            given = {name: evaluate(text, known) for name, text in row.get("values", {}).items()}
+            yield line, row["code"], {name: given[name] if name in given else known[name] for name in words}
+
+
+def counted_tasks(count: int) -> str:
+    return counted(count, "task")
+
+
+def matches(pattern: str, words: Iterable[str]) -> bool:
+    """Whether a pattern of rules.toml is in one of the words."""
+    return any(map(PATTERNS[pattern].search, words))
 
 
 def _text(script: JobScript) -> Iterator[ScriptProblem]:
@@ -106,9 +135,9 @@ def _environment(script: JobScript) -> Iterator[ScriptProblem]:
     """Problems that are not about how many processes start."""
     for each in script.commands:
         for name, value in each.assignments:
-            yield from check_assignment(script, each.line, name, value)
+            yield from _held("assignment", each.line, None, script=script, name=name, value=value)
         yield from _secret_flags(each.line, each.words)
-    yield from check_launches(script, "endpoint")
+    yield from _of_launches(script, "endpoint")
     yield from _on_tasks(script)
     yield from _conda(script)
     yield from _exit_code(script)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from dsrun.launch.supervisor import activity
-from dsrun.launch.supervisor.activity import Activity, bytes_moved, cpu_seconds
+from dsrun.launch.supervisor.watchdog import Activity, bytes_moved, cpu_seconds
 
 
 def test_rank_that_computes_and_one_that_sleeps(monkeypatch):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dsrun.launch.supervisor.gpu_memory import GpuMemory
+from dsrun.launch.supervisor.ending import GpuMemory
 from dsrun.machine.gpus import memory_used
 
 GIB = 1 << 30

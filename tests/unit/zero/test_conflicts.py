@@ -19,11 +19,9 @@ from dsrun.recipe import recipe
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.zero import rules as rules_module
-from dsrun.zero.generate import flag_rules as flag_rules_module
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.config import build, generate, nested
+from dsrun.zero.generate.config import STAGES_OF_OPTION, build, generate, names_of_flags, nested
 from dsrun.zero.generate.explain import notices
-from dsrun.zero.generate.flag_rules import STAGES_OF_OPTION
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.rules import rules
@@ -276,7 +274,7 @@ def test_every_flag_rule_has_an_example():
         id(rule)
         for asked, _ in FLAGS
         for rule in rules("flags")
-        if evaluate(rule.when, flag_rules_module.names_of(ZeroSpec(**asked)))
+        if evaluate(rule.when, names_of_flags(ZeroSpec(**asked)))
     }
     assert [rule.message for rule in rules("flags") if id(rule) not in met] == []
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.monitoring.measures import largest_possible, measure_name
+from dsrun.report.panels import largest_possible, measure_name
 
 
 @pytest.mark.parametrize(
