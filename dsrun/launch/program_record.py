@@ -92,7 +92,7 @@ class ProgramRecord:
     @property
     def step(self) -> int | None:
         """The last step of the newest attempt; None before one was written, and where the ranks keep the record."""
-        return self._figures.step if self._figures else None
+        return self._figures.log.step if self._figures else None
 
     def look(self) -> None:
         """Record what the program has written since the look before. Raises OSError."""
@@ -112,12 +112,12 @@ class ProgramRecord:
             self._look(is_last=True)
             if is_failure or self._job.node_rank or not (signal or self._is_ours):
                 return
-            if outcome.exit_code == 0 and not (self._figures and self._figures.has_steps_left):
+            step, of = (self._figures.log.step, self._figures.log.max_steps) if self._figures else (None, None)
+            if outcome.exit_code == 0 and (step is None or of is None or step >= of):
                 signal = None  # the program, which was asked, has gone on to its end
             untold = ("killed",) if signal else ("killed", "stopped")
             if kind_of(last_record(self._folder.events)).over not in untold or trainer_of(self._folder.path):
                 return
-            step = self._figures.step if self._figures else None
             if signal:
                 self._event("signal", signal=signal, step=step)
             else:
@@ -163,7 +163,7 @@ class ProgramRecord:
             self._notify(f"the program writes faster than dsrun reads: figures in {self._tail.path} are left out")
         if self._is_going and not self._is_asked and (request := self._asked()):
             self._is_asked = True  # told now: a grace time ends with SIGKILL
-            self._event("signal", signal=request.signal, step=figures.step)
+            self._event("signal", signal=request.signal, step=figures.log.step)
         self._tell(figures)
         broken = next((each for each in records if "loss" in each and finite(each["loss"]) is None), None)
         if broken and self._is_going and not figures.told_nan:
@@ -188,13 +188,14 @@ class ProgramRecord:
         """That training goes on, now and then."""
         now = time.monotonic()
         is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
-        if not self._is_going or figures.step is None or is_told:
+        if not self._is_going or figures.log.step is None or is_told:
             return
         if self._told_at is None:
             step = None if self._tail.skipped else max(0, figures.first_step - 1)
-            self._event("training", step=step, max_steps=figures.max_steps, step_s=figures.step_s)
+            self._event("training", step=step, max_steps=figures.log.max_steps, step_s=figures.log.step_s)
         else:
-            self._event("progress", step=figures.step, max_steps=figures.max_steps, step_s=figures.step_s)
+            log = figures.log
+            self._event("progress", step=log.step, max_steps=log.max_steps, step_s=log.step_s)
         self._told_at = now
 
     def _event(self, kind: str, **details: Any) -> None:
@@ -211,30 +212,12 @@ class ProgramFigures:
 
         self._tail = tail
         self._reader = LogReader(tail.path)
+        self.log = self._reader.log
+        """What the output has told so far; its `step` is None before one was written."""
         self._read_at = time.time()
         self._last: LedgerRecord | None = None
         self.first_step = 0
         self.told_nan = False
-
-    @property
-    def step(self) -> int | None:
-        """The last step; None before one was written."""
-        return self._reader.log.step
-
-    @property
-    def max_steps(self) -> int | None:
-        """How many steps the program makes, where it says so."""
-        return self._reader.log.max_steps
-
-    @property
-    def has_steps_left(self) -> bool:
-        """Whether it says that it makes more steps than it has made."""
-        return self.step is not None and self.max_steps is not None and self.step < self.max_steps
-
-    @property
-    def step_s(self) -> float | None:
-        """The seconds of a step, where the program says so."""
-        return self._reader.log.step_s
 
     def read(self) -> list[LedgerRecord]:
         """The records of what was added. Raises OSError."""
@@ -248,11 +231,11 @@ class ProgramFigures:
         return _timed(found, before, self._read_at)
 
     def _records_in(self, added: bytes) -> list[LedgerRecord]:
-        log, had_step = self._reader.log, self.step is not None
+        log, had_step = self.log, self.log.step is not None
         self._reader.feed(added, now=None)
         found = [*(record for record in log.steps if record != self._last), *log.evaluations]
-        if not had_step and self.step is not None:
-            self.first_step = next((step for each in log.steps if (step := step_of(each)) is not None), self.step)
+        if not had_step and log.step is not None:
+            self.first_step = next((step for each in log.steps if (step := step_of(each)) is not None), log.step)
         # The last one may get further figures, and of some programs the next one counts from it.
         log.steps, log.evaluations = log.steps[-1:], []
         self._last = log.steps[-1] if log.steps else None

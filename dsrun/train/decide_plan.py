@@ -36,8 +36,8 @@ from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
 from dsrun.train.sequence.memory import decide_degree
+from dsrun.zero.generate.blocks import sums_exactly
 from dsrun.zero.generate.presets import error_after, memory_of_sum
-from dsrun.zero.generate.training_blocks import sums_exactly
 from dsrun.zero.ops import stage_of
 
 NO_FALLBACK = MemoryFallback()

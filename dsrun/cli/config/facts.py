@@ -8,10 +8,9 @@ from dsrun.errors import DsrunError, MissingError
 from dsrun.hardware.gpu_facts import require_gpu
 from dsrun.models.folder import FoundModel, find
 from dsrun.system.terminal.stderr import print_note
-from dsrun.zero.generate.blocks import HardwareFacts
+from dsrun.zero.generate.blocks import HardwareFacts, steps_of
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.generate.training_blocks import steps_of
 from dsrun.zero.memory.model.settings import ModelSettings
 
 

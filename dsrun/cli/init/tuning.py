@@ -15,9 +15,8 @@ from dsrun.recipe.recipe_spec import DEFAULT_TARGET
 from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.plan import ChosenPlan, choose, plan, settings
+from dsrun.zero.memory.plan import ADVISED_RANK, ChosenPlan, choose, plan, settings
 from dsrun.zero.memory.plan_request import SHARES, USUAL_LENGTH, PlanRequest, default_precision
-from dsrun.zero.memory.remedies import ADVISED_RANK
 
 FULL = "full"
 BYTES_PER_PARAMETER = 16

@@ -115,10 +115,7 @@ class CoordinatorClient(Coordinator, EventLoop):
             elif "stop" in message:
                 self._received = StopRequest.from_dict(message["stop"])
             elif "decision" in message:
-                try:
-                    self._decision = decision_from_dict(message["decision"])
-                except (TypeError, KeyError, ValueError) as error:
-                    raise ConnectionError(str(error)) from None
+                self._decision = decision_from_dict(message["decision"])
                 # Reset here: the next message may already be the next attempt's failure.
                 self._abort = self._hang_elsewhere = self._evidence_complete = False
             elif "bye" in message:

@@ -61,7 +61,7 @@ def join(
         for port in place.coordinator_ports:
             try:
                 return _joined(place, port, name, key)
-            except (OSError, ValueError) as error:
+            except (OSError, TypeError, KeyError, ValueError) as error:
                 why[port] = str(error)
             except _AnotherRun as error:
                 if not place.chosen_port:

@@ -265,11 +265,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         if peer is None:
             return
         if "ended" in message:
-            try:
-                ended = NodeResult.from_dict({**message["ended"], "node": peer.node})
-            except (TypeError, KeyError, ValueError) as error:
-                raise ConnectionError(str(error)) from None
-            self._record(ended)
+            self._record(NodeResult.from_dict({**message["ended"], "node": peer.node}))
         elif "evidence" in message:
             self._add_evidence(peer.node)
         elif "stop" in message:

@@ -236,7 +236,7 @@ class EventLoop:
             for message in connection.receive():
                 if connection.sock.fileno() >= 0:
                     self.on_message(connection, message)
-        except OSError:
+        except (OSError, TypeError, KeyError, ValueError):  # the latter by a message of another form
             self._lost(connection)
 
     def _flush(self) -> None:

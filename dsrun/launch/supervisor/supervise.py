@@ -120,7 +120,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo, filters) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(PipeTee(scratch / "console", filters=[LineFormatter()] if as_json else ()))
-            supervision = _Supervision(context, coordinator, event_writer, record, sink)
+            supervision = _Supervision(context, event_writer, record, sink)
             outcome = supervision.run_attempts()
         # Now all that the program has written is in the log.
         record.end(outcome, supervision.signal_of_end())
@@ -141,22 +141,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 class _Supervision:
     def __init__(
-        self,
-        context: AttemptContext,
-        coordinator: Coordinator,
-        event_writer: RunEventWriter,
-        record: ProgramRecord,
-        sink: IO[bytes],
+        self, context: AttemptContext, event_writer: RunEventWriter, record: ProgramRecord, sink: IO[bytes]
     ) -> None:
         self._job = job = context.job
         self._context = context
-        self._coordinator = coordinator
+        self._coordinator = context.others
         self._stop_requests = context.stop_requests
-        self._run_id = context.run_id
-        self._log = context.log
         self._event_writer = event_writer
         self._record = record
-        self._number = coordinator.attempt
+        self._number = context.others.attempt
         self._env = self._environment()
         self._starter: AgentStarter = SpawnStarter(sink)
         if job.warm:
@@ -170,7 +163,7 @@ class _Supervision:
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
         self._saved_batch = job.saved_batch
-        self._knows_saved_batch = not job.external and coordinator.attempt == 0
+        self._knows_saved_batch = not job.external and self._number == 0
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
@@ -178,7 +171,7 @@ class _Supervision:
         own = {
             variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
             # With that of a supervisor around this one, whose reaper ends these processes as well.
-            variables.RUN_ID: f"{outer}/{self._run_id}" if outer else self._run_id,
+            variables.RUN_ID: "/".join(filter(None, (outer, self._context.run_id))),
             variables.CONSOLE: str(self._context.scratch / "console"),
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
@@ -221,7 +214,7 @@ class _Supervision:
                     return self._result_after_signal()
         finally:
             self._coordinator.close()
-            reaper.end(self._run_id)
+            reaper.end(self._context.run_id)
 
     def _attempt(self) -> AttemptResult | None:
         """One attempt; None when no other one is wanted."""
@@ -340,7 +333,7 @@ class _Supervision:
         if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
             return RunOutcome(EXIT_RESUME, self._stopped(end) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
-        log = (failure and failure.log) or str(self._log)
+        log = (failure and failure.log) or str(self._context.log)
         if failure is None or failure.message in decision.why:  # also where there is no message
             return RunOutcome(decision.exit_code, decision.why, log=log)
         # Our own worker's words on a mistake in the command are all that helps.

@@ -13,7 +13,6 @@ from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of
 from dsrun.slurm.lint.convert_launch import (
     LOCAL_RANK,
-    ON_COMMAND_LINE,
     RANKS,
     NotConverted,
     ScriptProgram,
@@ -34,14 +33,14 @@ _GPUS = ("gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket", "tres-per-
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?(?:USR1|10)@(\d+)")
 _CONTROL = re.compile(r"if|then|else|elif|fi|for|while|until|do|done|case|esac|function|[{}!\[]|\[\[|\(\(")
 _SHELL = re.compile(r"#!\s*/(usr/)?bin/(env )?(ba)?sh\s*")
-_IN_IMAGE = "dsrun render-slurm --apptainer IMAGE (or --container-image IMAGE) -- python my_train.py …"
 
 
 def convert(script: JobScript, name: str) -> list[str]:
     """Arguments for render-slurm; `name` is the script's in messages. Raises UsageError for what is not converted."""
     if len(script.launches) != 1:
         count = "nothing that trains was" if not script.launches else f"{len(script.launches)} launches were"
-        raise UsageError(f"{name}: {count} found, and a job has one", fix=ON_COMMAND_LINE)
+        fix = "dsrun render-slurm -- python my_train.py …"
+        raise UsageError(f"{name}: {count} found, and a job has one", fix=fix)
     try:
         return _Conversion(script, script.launches[0]).arguments(PurePosixPath(name).name)
     except NotConverted as error:
@@ -60,9 +59,9 @@ class _Conversion:
             args = ["--job-name", file, *args]  # sbatch's own default
         command, *behind = self.script.commands[self.launch.at :]
         if command.end == "&" and all(each.words[0] != "wait" for each in behind):
-            raise NotConverted(command.line, "a program in the background is not converted", "remove the &")
+            raise NotConverted(command.line, "background")
         if command.end not in ("\n", ";", "&", "&&"):
-            raise NotConverted(command.line, f"a launch before {command.end} is not converted", "end the line there")
+            raise NotConverted(command.line, "before", end=command.end)
         moved = self.script.get("chdir") is not None
         setup = read_setup(self.script.commands, self.launch.at, moved=moved)
         program = read_program(command, self.launch, setup.settled(self.script.variables))
@@ -77,8 +76,7 @@ class _Conversion:
         nodes, tasks = script.nodes, script.tasks_per_node
         asked = script.get("nodes")
         if nodes is None or tasks is None or (asked and not (asked.value or "").isdigit()):
-            line = asked.line if asked else self.launch.line
-            raise NotConverted(line, "the number of nodes, or of tasks on each, is not fixed", "#SBATCH --nodes=N")
+            raise NotConverted(asked.line if asked else self.launch.line, "nodes")
         if program.srun is not None:
             tasks = int(srun["ntasks-per-node"]) if srun.get("ntasks-per-node", "").isdigit() else tasks
             total = srun.get("ntasks", "")
@@ -86,7 +84,7 @@ class _Conversion:
             wanted = srun.get("nodes") or (str(nodes) if not total.isdigit() or int(total) >= nodes else total)
             all_nodes = wanted in (str(nodes), "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES")
             if not all_nodes or total not in ("", str(tasks * nodes), "$SLURM_NTASKS"):
-                raise NotConverted(self.launch.line, "srun uses a part of the job", f"srun --nodes={nodes}")
+                raise NotConverted(self.launch.line, "part", nodes=nodes)
         yield from ("--nodes", str(nodes)) if asked or nodes > 1 else ()
         gpus, spelled = self._gpus(tasks)
         yield from spelled
@@ -99,35 +97,33 @@ class _Conversion:
         found = [each for option in _GPUS if (each := self.script.get(option))]
         gres = self.script.get("gres")
         if gres and re.search(r"\b(shard|mps)\b", gres.value or ""):
-            raise NotConverted(gres.line, "a share of a GPU is not converted", "#SBATCH --gpus-per-node=1")
+            raise NotConverted(gres.line, "share")
         in_gres = sum(each.count for each in parse_gres(gres.value or "")) if gres else 0
         if not found and not in_gres and self.script.get("exclusive"):
-            fix = "#SBATCH --gpus-per-node=N, 0 for none"
-            raise NotConverted(self.launch.line, "whether the nodes have GPUs is not known", fix)
+            raise NotConverted(self.launch.line, "exclusive_gpus")
         if not found:
             return in_gres, [] if in_gres else ["--gpus-per-node", "0"]
         if len(found) > 1 or in_gres:
-            raise NotConverted(found[-1].line, "GPUs are asked for twice", "keep one of them")
+            raise NotConverted(found[-1].line, "gpus_twice")
         first, parsed = found[0], parse_gpus(found[0].value or "")
         count = self.script.gpus if parsed else None
         if count is None or parsed is None or (first.option == "gpus-per-task" and tasks > 1):
-            raise NotConverted(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
+            raise NotConverted(first.line, "gpus", option=first.option)
         return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
 
     def _workers(self, program: ScriptProgram, nodes: int, gpus: int, tasks: int) -> int:
         line, given = self.launch.line, program.count
         if program.srun is None and nodes > 1:
-            raise NotConverted(line, f"it starts on the first of {nodes} nodes alone", "write srun before it")
+            raise NotConverted(line, "alone", nodes=nodes)
         if program.kind == "program":
             if tasks * nodes > 1 and not program.has_ranks and program.srun is not None:
-                fix = " ".join(f"{name}=${value}" for name, value in RANKS.items())
-                fix = f"srun bash -c '{fix} exec python …', if torch's variables are what it reads"
-                raise NotConverted(line, "a program that finds its rank by itself is not converted", fix)
+                ranks = " ".join(f"{name}=${value}" for name, value in RANKS.items())
+                raise NotConverted(line, "own_rank", ranks=ranks)
             return tasks if program.srun is not None else 1
         if program.nodes.isdigit() and int(program.nodes) != nodes:
-            raise NotConverted(line, f"it is for {program.nodes} nodes, and the job has {nodes}", "make them the same")
+            raise NotConverted(line, "other_nodes", given=program.nodes, nodes=nodes)
         if ":" in program.nodes:
-            raise NotConverted(line, f"nodes {program.nodes} are not converted", f"write {nodes}")
+            raise NotConverted(line, "elastic", given=program.nodes, nodes=nodes)
         if not given:
             return 1 if program.kind == "torchrun" else gpus or 1
         if given.isdigit():
@@ -136,14 +132,13 @@ class _Conversion:
                 return share
         elif gpus and (given in ("gpu", "auto") or re.search(r"GPU|nvidia-smi -L", given)):
             return gpus
-        raise NotConverted(line, f"{given} workers are not converted: each node has {gpus} GPUs", "write their number")
+        raise NotConverted(line, "workers", given=given, gpus=gpus)
 
     def _cpus(self, tasks: int, gpus: int, of_srun: str | None) -> Iterator[str]:
         """CPUs of the one task of each node: those of all its tasks in the script."""
         per_task, per_gpu = self.script.number("cpus-per-task"), self.script.number("cpus-per-gpu")
         if of_srun and of_srun not in (str(per_task), "$SLURM_CPUS_PER_TASK"):
-            fix = "#SBATCH --cpus-per-task=N"
-            raise NotConverted(self.launch.line, "srun --cpus-per-task is not converted", fix)
+            raise NotConverted(self.launch.line, "cpus")
         if per_task or tasks > 1:
             yield from ("--cpus-per-task", str((per_task or 1) * tasks))
         elif per_gpu and gpus:
@@ -166,8 +161,7 @@ class _Conversion:
         if plain is not None and not before and not in_env:
             return plain
         if literal(program.words[0]) is None:
-            what = f"{program.words[0]} is not converted"
-            raise NotConverted(self.launch.line, what, "write python before the script")
+            raise NotConverted(self.launch.line, "program", word=program.words[0])
         return ["bash", "-c", " ".join([*before, *in_env, "exec", command_line(program.words)])]
 
     def _on_node(self, name: str) -> bool:
@@ -178,28 +172,25 @@ class _Conversion:
 
 def _unreadable(line: int, name: str) -> NotConverted:
     shown = f"${name}" if re.fullmatch(r"\w+", name) else name
-    what = f"{shown} has its value from the script, which the rendered one does not run"
-    fix = "write the value, or compute it in the program; without export where only the launcher reads it"
-    return NotConverted(line, what, fix)
+    return NotConverted(line, "unreadable", shown=shown)
 
 
 def _refuse_shell(script: JobScript) -> None:
     """Containers, another shell, and whatever makes a command depend on others."""
     first, *_ = lines = script.text.splitlines() or [""]
     if not _SHELL.fullmatch(first):
-        fix = "#!/bin/bash; what a login shell would read, with --setup-file"
-        raise NotConverted(1, f"{first} is not converted", fix)
+        raise NotConverted(1, "shell", first=first)
     for number, text in enumerate(lines, 1):
         if "<<" in text.partition("#")[0]:
-            raise NotConverted(number, "a here-document is not converted", "put the text into a file")
+            raise NotConverted(number, "here_document")
         if re.match(r"#SBATCH\s+(het|pack)job\b", text):
-            raise NotConverted(number, "a heterogeneous job is not converted", "one job for each part")
+            raise NotConverted(number, "heterogeneous")
     for each in script.commands:
         for word in each.words:
             if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
-                raise NotConverted(each.line, f"{word}: containers are not converted", _IN_IMAGE)
+                raise NotConverted(each.line, "container", word=word)
         if _CONTROL.fullmatch(each.words[0]):
-            raise NotConverted(each.line, f"{each.words[0]} … is not converted", "write the commands one by one")
+            raise NotConverted(each.line, "control", word=each.words[0])
 
 
 def _directive(each: SbatchDirective) -> Iterator[str]:
@@ -213,10 +204,9 @@ def _directive(each: SbatchDirective) -> Iterator[str]:
         yield "--no-requeue"
     elif not each.known or each.option in (*RESERVED_OPTIONS, *rules()["convert"]["placed"]):
         why = RESERVED_OPTIONS.get(each.option) if each.known else "sbatch has no such option"
-        fix = f"remove the line: {why}" if why else "remove the line"
-        raise NotConverted(each.line, f"--{each.option.lstrip('-')} is not converted", fix)
+        raise NotConverted(each.line, "option", option=each.option.lstrip("-"), why=f": {why}" if why else "")
     elif each.option == "exclusive" and each.value is not None:
-        raise NotConverted(each.line, f"--exclusive={each.value} is not converted", "#SBATCH --exclusive")
+        raise NotConverted(each.line, "exclusive", value=each.value)
     elif each.option in flag:
         yield from [flag[each.option]] if each.value is None else [flag[each.option], each.value]
     else:

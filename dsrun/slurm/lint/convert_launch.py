@@ -22,13 +22,14 @@ _SRUN = frozenset({"--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task"
 _SRUN_SWITCHES = frozenset({"-l", "-u", "-K", "--label", "--unbuffered", "--kill-on-bad-exit", "--export=ALL"})
 RANKS = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 LOCAL_RANK = '"--local_rank=$LOCAL_RANK"'
-ON_COMMAND_LINE = "dsrun render-slurm -- python my_train.py …"
 
 
 class NotConverted(UsageError):
-    """A line of a script is not converted. The message begins with its number."""
+    """A line of a script is not converted. The message begins with its number; the rest, and what to do, is a row of
+    rules.toml, [convert.refused], filled with `words`."""
 
-    def __init__(self, line: int, what: str, fix: str = ON_COMMAND_LINE) -> None:
+    def __init__(self, line: int, key: str, **words: object) -> None:
+        what, fix = (text.format(**words) for text in rules()["convert"]["refused"][key])
         super().__init__(f"{line}: {what}", fix=fix)
 
 
@@ -61,8 +62,7 @@ class _LaunchReader:
 
     def read(self, raw: list[str], launch: ScriptLaunch) -> ScriptProgram:
         if any(map(redirects, raw)):
-            fix = "remove the redirection: the job's log has the output (#SBATCH --output)"
-            raise NotConverted(self.line, "the output is redirected", fix)
+            raise NotConverted(self.line, "redirected")
         env, srun, raw = self._before(raw)
         raw = [word for each in raw for word in self._spread(each)]
         env, has_ranks = self._ranks(env)
@@ -72,11 +72,10 @@ class _LaunchReader:
             at = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
             words.insert(at + 1, LOCAL_RANK)
         if len(words) < 2:
-            raise NotConverted(self.line, f"no program behind {launch.name}", "write it behind its options")
+            raise NotConverted(self.line, "no_program", name=launch.name)
         macro = next((word for word in words[1:] if _MACRO.search(literal(word) or "")), None)
         if macro and launch.kind in ("torchrun", "accelerate"):
-            fix = "have the program read LOCAL_RANK"
-            raise NotConverted(self.line, f"{macro}: torchrun replaces $$ and $local_rank", fix)
+            raise NotConverted(self.line, "macro", macro=macro)
         count, nodes = rules()["convert"][launch.kind]["counts"] if options else ("", "")
         return ScriptProgram(
             kind=launch.kind, words=tuple(words), count=options.get(count, ""), nodes=options.get(nodes, ""),
@@ -87,11 +86,9 @@ class _LaunchReader:
     def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: ScriptLaunch) -> None:
         """What a launcher takes from elsewhere, or gives to the program."""
         if launch.kind == "accelerate" and (file := _accelerate_defaults()):
-            fix = "move it away, and give its settings to the program"
-            raise NotConverted(self.line, f"Accelerate also reads {file}", fix)
+            raise NotConverted(self.line, "defaults", file=file)
         if "torch.distributed.launch" in raw and "use_env" not in options:
-            what = "torch.distributed.launch passes --local-rank, which is not converted"
-            raise NotConverted(self.line, what, "write torchrun")
+            raise NotConverted(self.line, "local_rank")
 
     def _before(self, raw: list[str]) -> tuple[list[str], dict[str, str] | None, list[str]]:
         """The assignments before the launcher, srun's numbers, and the rest."""
@@ -135,9 +132,7 @@ class _LaunchReader:
             if not option.startswith("--"):
                 option, value = _SRUN_SHORT.get(word[:2], ""), word[2:].removeprefix("=")
             if option not in _SRUN:
-                raise NotConverted(
-                    self.line, f"srun {word} is not converted", "remove it, or set it for the job with #SBATCH"
-                )
+                raise NotConverted(self.line, "srun", word=word)
             found[option[2:]] = self._value(value if value or equals else raw.pop(0) if raw else "")
         return found, raw
 
@@ -147,8 +142,7 @@ class _LaunchReader:
         exports = [each.raw[each.raw[0] == "export" :] for each in inner]
         only_sets = [all(map(ASSIGNMENT.fullmatch, each)) for each in exports]
         if not inner or only_sets != [True] * (len(inner) - 1) + [False]:
-            what = "of bash -c one command in single quotes is converted"
-            raise NotConverted(self.line, what, "write the command behind srun")
+            raise NotConverted(self.line, "inner")
         env += (each for names in exports[:-1] for each in names)
         return list(inner[-1].raw)
 
@@ -158,8 +152,7 @@ class _LaunchReader:
         ranks = {name: given[name].strip("${}") for name in RANKS if name in given}
         for name, value in ranks.items():
             if value not in (RANKS[name], "SLURM_NPROCS" if name == "WORLD_SIZE" else "") and value:
-                fix = f"write {name}=${RANKS[name]}"
-                raise NotConverted(self.line, f"{name}={given[name]} is not converted", fix)
+                raise NotConverted(self.line, "rank", name=name, given=given[name], slurm=RANKS[name])
         return [each for each in env if each.partition("=")[0] not in RANKS], {"RANK", "WORLD_SIZE"} <= set(ranks)
 
     def _behind_launcher(self, raw: list[str], launch: ScriptLaunch) -> tuple[dict[str, str], list[str]]:
@@ -168,8 +161,7 @@ class _LaunchReader:
         head = PurePosixPath(texts[0] or "") if raw else PurePosixPath()
         if launch.kind == "program":
             if not PYTHON.fullmatch(head.name):
-                what = f"{' '.join(raw[:1])} … is not converted"
-                raise NotConverted(self.line, what, "write python before the script")
+                raise NotConverted(self.line, "no_python", word=" ".join(raw[:1]))
             return {}, raw
         python = str(head.parent / "python") if len(head.parts) > 1 else "python"
         module = next((at for at, text in enumerate(texts) if text in MODULES), None)
@@ -178,8 +170,7 @@ class _LaunchReader:
         elif head.name in ("torchrun", "deepspeed", "accelerate"):
             rest = raw[2 if head.name == "accelerate" else 1 :]
         else:
-            fix = "write the launcher behind srun, without another command"
-            raise NotConverted(self.line, f"{raw[0]} … is not converted", fix)
+            raise NotConverted(self.line, "wrapped", word=raw[0])
         table = rules()["convert"][launch.kind]
         options: dict[str, str] = {}
         while rest and rest[0].startswith(("-", "$")) and rest[0] not in ("-m", "--module", "--"):
@@ -191,8 +182,7 @@ class _LaunchReader:
             elif option in (*table["counts"], *table["others"]) and (equals or rest):
                 options[option] = self._value(value if equals else rest.pop(0))
             else:
-                fix = "give its setting to the program, and remove it here"
-                raise NotConverted(self.line, f"{launch.name} {word} is not converted", fix)
+                raise NotConverted(self.line, "launcher_option", name=launch.name, word=word)
         rest = rest[1:] if rest[:1] == ["--"] else rest
         return options, [python, *(["-m", *rest[1:]] if rest[:1] in (["-m"], ["--module"]) else rest)]
 

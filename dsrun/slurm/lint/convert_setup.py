@@ -181,7 +181,7 @@ def _refusal(command: ShellCommand, fix: str | None = None) -> NotConverted:
     words = [word.partition("=")[0] if declares else live(word) for word in command.words[:4]]
     mends = rules()["convert"]["mends"]
     mend = fix or mends.get(command.words[0], mends["other"])
-    return NotConverted(command.line, f"{' '.join(words)} is not converted", mend)
+    return NotConverted(command.line, "command", words=" ".join(words), mend=mend)
 
 
 def _does_nothing(command: ShellCommand) -> bool:

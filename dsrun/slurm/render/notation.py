@@ -7,6 +7,7 @@ problem", or for node[2-1] "memory allocation failure".
 
 import re
 import shlex
+from datetime import timedelta
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
@@ -145,10 +146,9 @@ def clock(amount: float) -> str:
     """Seconds as SLURM prints a limit: 1-12:00:00, 0:30:00; "no limit" for infinity."""
     if amount == float("inf"):
         return "no limit"
-    minutes, rest = divmod(round(amount), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}-{hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"
+    span = timedelta(seconds=round(amount))
+    time = str(span - timedelta(days=span.days))
+    return f"{span.days}-{time:0>8}" if span.days else time
 
 
 def mib(text: str) -> float | None:

@@ -17,8 +17,19 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
-from dsrun.zero.generate import training_blocks
-from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, written, zero
+from dsrun.zero.generate.blocks import (
+    ConfigContext,
+    FlatConfig,
+    HardwareFacts,
+    ReasonedValue,
+    accumulation,
+    extras,
+    optimizer,
+    precision,
+    scheduler,
+    written,
+    zero,
+)
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, flag_of, from_offload, given
 from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.rules import read_rules, rules
@@ -125,12 +136,12 @@ WRITERS = (
     partial(written, "batch"),
     partial(written, "clipping"),
     precision,
-    training_blocks.accumulation,
+    accumulation,
     zero,
-    training_blocks.optimizer,
-    training_blocks.scheduler,
+    optimizer,
+    scheduler,
     partial(written, "parallel"),
-    training_blocks.extras,
+    extras,
 )
 
 

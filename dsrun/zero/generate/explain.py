@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from dsrun import zero
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.models.families import family_of, overflow_in_fp16
-from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
+from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, optimizer_of, precision_of
 from dsrun.zero.generate.config import build, check_config, nested
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.generate.training_blocks import optimizer_of
 from dsrun.zero.rules import read_rules
 
 VERSION = 1

@@ -185,7 +185,7 @@ def _with_other(held: RankStates, parameters: int, sharding: StateSharding) -> R
 
 def sums_in_fp32(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> bool:
     """Whether bf16 gradients are summed in fp32: where the user's own JSON or dsrun's configuration says so."""
-    if strategy.bf16_master:  # dsrun's configurations then sum as the model is (training_blocks.accumulation)
+    if strategy.bf16_master:  # dsrun's configurations then sum as the model is (blocks.accumulation)
         return False
     if request.sums_in_fp32 is not None:
         return request.sums_in_fp32 and request.precision != "fp32" and strategy.stage > 0

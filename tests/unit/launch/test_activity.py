@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 
-from dsrun.launch.supervisor import activity
+from dsrun.launch.supervisor import watchdog
 from dsrun.launch.supervisor.watchdog import Activity, bytes_moved, cpu_seconds
 
 
 def test_rank_that_computes_and_one_that_sleeps(monkeypatch):
     used = {1: 0.0, 2: 0.0}
-    monkeypatch.setattr(activity, "cpu_seconds", used.__getitem__)
-    monkeypatch.setattr(activity, "bytes_moved", lambda pid: 0)
+    monkeypatch.setattr(watchdog, "cpu_seconds", used.__getitem__)
+    monkeypatch.setattr(watchdog, "bytes_moved", lambda pid: 0)
     watch = Activity()
     for now in range(100):
         used[1] += 0.5
@@ -25,8 +25,8 @@ def test_rank_that_computes_and_one_that_sleeps(monkeypatch):
 def test_rank_that_reads_from_a_slow_file_server(monkeypatch):
     """Much of the time asleep: 2 MiB/s take next to no CPU time. Some log lines are no work."""
     moved = {1: 0, 2: 0}
-    monkeypatch.setattr(activity, "cpu_seconds", lambda pid: 0.0)
-    monkeypatch.setattr(activity, "bytes_moved", moved.__getitem__)
+    monkeypatch.setattr(watchdog, "cpu_seconds", lambda pid: 0.0)
+    monkeypatch.setattr(watchdog, "bytes_moved", moved.__getitem__)
     watch = Activity()
     for now in range(100):
         moved[1] += 2 << 20
@@ -43,8 +43,8 @@ def test_bytes_moved_by_a_process(tmp_path):
 
 
 def test_another_process_of_the_same_rank_starts_anew(monkeypatch):
-    monkeypatch.setattr(activity, "cpu_seconds", lambda pid: 0.0)
-    monkeypatch.setattr(activity, "bytes_moved", lambda pid: 0)
+    monkeypatch.setattr(watchdog, "cpu_seconds", lambda pid: 0.0)
+    monkeypatch.setattr(watchdog, "bytes_moved", lambda pid: 0)
     watch = Activity()
     watch.update({0: 1}, 0.0)
     assert watch.update({0: 2}, 50.0) == {0: 50.0}

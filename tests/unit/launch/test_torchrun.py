@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.torchrun_line import parse_torchrun
+from dsrun.launch.launcher_line import parse_torchrun
 
 
 def parsed(line):

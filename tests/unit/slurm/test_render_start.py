@@ -6,8 +6,8 @@ import os
 import re
 from dataclasses import replace
 
+from dsrun.launch.launcher_line import parse_torchrun
 from dsrun.launch.program import any_program
-from dsrun.launch.torchrun_line import parse_torchrun
 from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, spec_of, training
