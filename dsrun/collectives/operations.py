@@ -41,11 +41,6 @@ def summed_factor(ranks: int) -> int:
     return sum(map(rank_factor, range(ranks)))
 
 
-def root_of(ranks: int) -> int:
-    """The rank that broadcasts: not 0, whose values a program that does nothing would have as well."""
-    return ranks - 1
-
-
 def average_bandwidths(measured: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     """busbw by operation in GB/s, from what each rank of one group has measured: {operation: {seconds, size}}."""
     found = {}

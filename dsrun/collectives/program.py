@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.collectives.operations import PERIOD, rank_factor, root_of, summed_factor
+from dsrun.collectives.operations import PERIOD, rank_factor, summed_factor
 from dsrun.errors import one_line
 from dsrun.system.process.process_end import die_with_parent
 
@@ -206,7 +206,8 @@ class _Group:
         return values.to(torch.float32)
 
     def _broadcast(self) -> tuple[Callable[[], object], Callable[[], RankTask | None]]:
-        root = root_of(self._size)
+        # Not 0, whose values a program that does nothing would have as well.
+        root = self._size - 1
         buffer = self._pattern(0, self._elements) * rank_factor(self._rank)
         wanted = self._pattern(0, self._elements) * rank_factor(root)
         return (lambda: dist.broadcast(buffer, root)), lambda: _wrong(buffer, wanted)

@@ -13,9 +13,7 @@ from typing import Any
 
 from dsrun.errors import one_line
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
-from dsrun.launch.training_job import LocalWorkers, decide
-from dsrun.machine.gpus import visible_gpus
-from dsrun.system.host import cores
+from dsrun.launch.training_job import LocalWorkers
 from dsrun.system.net import addresses, own_name_addresses
 from dsrun.system.process.process_end import with_pdeathsig
 
@@ -25,11 +23,6 @@ _LOG_TAIL = 4000
 MemberMessage = dict[str, Any]
 AnswerCallback = Callable[[int, MemberMessage], None]
 """Takes what a local rank has answered, in a thread of its own."""
-
-
-def topology_of(ranks: int | None) -> LocalWorkers:
-    """This member's ranks: `ranks`, else one per visible GPU, else one. Raises UsageError for more than GPUs."""
-    return decide(nproc=ranks, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=False)
 
 
 def rank_environment(

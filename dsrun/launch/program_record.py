@@ -173,7 +173,9 @@ class ProgramRecord:
     def _append(self, records: list[LedgerRecord]) -> None:
         """Add to metrics.jsonl, unless the program itself writes a file of that name."""
         metrics = self._folder.metrics
-        if _written(metrics) not in (None, self._metrics) and (self._metrics or not _begun_by_dsrun(metrics)):
+        # A LineAppender has begun it in an attempt before, or in a run that is resumed.
+        is_ours = not self._metrics and [*next(iter_records(metrics), {})][:2] == ["time", "elapsed"]
+        if _written(metrics) not in (None, self._metrics) and not is_ours:
             self._has_metrics = False
             self._notify(f"{metrics} is written by the program itself: dsrun adds nothing more to it")
             return
@@ -253,8 +255,3 @@ def _written(file: Path) -> tuple[int, int] | None:
     with suppress(OSError):
         return (found := file.stat()).st_ino, found.st_size
     return None
-
-
-def _begun_by_dsrun(metrics: Path) -> bool:
-    """Whether a LineAppender has begun the file, in an attempt before or a run that is resumed."""
-    return [*next(iter_records(metrics), {})][:2] == ["time", "elapsed"]

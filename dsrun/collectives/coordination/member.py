@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from dsrun.collectives.coordination.meeting import CONNECT_S, LeaderUnreachable, MemberConnection, join
 from dsrun.collectives.facts import node_facts
 from dsrun.collectives.place import MemberPlace
-from dsrun.collectives.ranks import MemberMessage, RankPrograms, rank_environment, topology_of
+from dsrun.collectives.ranks import MemberMessage, RankPrograms, rank_environment
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.launch.training_job import LocalWorkers
+from dsrun.launch.training_job import LocalWorkers, decide
 from dsrun.machine.gpus import visible_gpus
+from dsrun.system.host import cores
 
 HostPort = tuple[str, int]
 _AT_ONCE = 64
@@ -35,7 +36,7 @@ def take_part(
 
     Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
     """
-    topology = topology_of(place.ranks)
+    topology = decide(nproc=place.ranks, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=False)
     facts = asdict(node_facts())
     more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
 

@@ -14,25 +14,22 @@ from dsrun.options import flag_of
 from dsrun.slurm.lint.convert_launch import (
     LOCAL_RANK,
     RANKS,
+    LaunchReader,
     NotConverted,
     ScriptProgram,
     command_line,
     quoted,
-    read_program,
 )
-from dsrun.slurm.lint.convert_setup import RENDEZVOUS, ScriptSetup, read_setup
+from dsrun.slurm.lint.convert_setup import ScriptSetup, read_setup
 from dsrun.slurm.lint.launch import ScriptLaunch, rules
 from dsrun.slurm.lint.read_script import JobScript, SbatchDirective
-from dsrun.slurm.lint.words import literal, references, same_on_nodes
+from dsrun.slurm.lint.words import PATTERNS, literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
 _ALWAYS = (("requeue", None), ("open-mode", "append"), ("export", "ALL"))
 _GPUS = ("gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task")
-_SIGNAL = re.compile(r"(?:B:)?(?:SIG)?(?:USR1|10)@(\d+)")
-_CONTROL = re.compile(r"if|then|else|elif|fi|for|while|until|do|done|case|esac|function|[{}!\[]|\[\[|\(\(")
-_SHELL = re.compile(r"#!\s*/(usr/)?bin/(env )?(ba)?sh\s*")
 
 
 def convert(script: JobScript, name: str) -> list[str]:
@@ -64,7 +61,7 @@ class _Conversion:
             raise NotConverted(command.line, "before", end=command.end)
         moved = self.script.get("chdir") is not None
         setup = read_setup(self.script.commands, self.launch.at, moved=moved)
-        program = read_program(command, self.launch, setup.settled(self.script.variables))
+        program = LaunchReader(command.line, setup.settled(self.script.variables)).read(list(command.raw), self.launch)
         args += self._counts(program)
         args += ["--max-restarts", program.max_restarts] if program.max_restarts not in (None, "0") else []
         args += [*setup.args, *(word for each in program.set_here.items() for word in ("--env", "=".join(each)))]
@@ -146,12 +143,14 @@ class _Conversion:
 
     def _words(self, program: ScriptProgram, setup: ScriptSetup) -> list[str]:
         """The words of the program; a shell on the nodes where it has to expand something in them."""
-        in_env = [f"export {each};" for each in program.env if not RENDEZVOUS.fullmatch(each.partition("=")[0])]
+        in_env = [
+            f"export {each};" for each in program.env if not PATTERNS["rendezvous"].fullmatch(each.partition("=")[0])
+        ]
         words = [*program.words, *in_env]
         before = []
         for command, unknown in setup.needed(words, self._on_node):
             first = command.words[1].partition("=")[0] if command.words[0] == "export" else ""
-            if unknown or RENDEZVOUS.fullmatch(first):
+            if unknown or PATTERNS["rendezvous"].fullmatch(first):
                 raise _unreadable(command.line, unknown or first)
             before.append(f"{' '.join(command.raw)};")
         for name, usable in (ref for word in words if word != LOCAL_RANK for ref in references(word)):
@@ -178,7 +177,7 @@ def _unreadable(line: int, name: str) -> NotConverted:
 def _refuse_shell(script: JobScript) -> None:
     """Containers, another shell, and whatever makes a command depend on others."""
     first, *_ = lines = script.text.splitlines() or [""]
-    if not _SHELL.fullmatch(first):
+    if not PATTERNS["shell"].fullmatch(first):
         raise NotConverted(1, "shell", first=first)
     for number, text in enumerate(lines, 1):
         if "<<" in text.partition("#")[0]:
@@ -189,7 +188,7 @@ def _refuse_shell(script: JobScript) -> None:
         for word in each.words:
             if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
                 raise NotConverted(each.line, "container", word=word)
-        if _CONTROL.fullmatch(each.words[0]):
+        if PATTERNS["control"].fullmatch(each.words[0]):
             raise NotConverted(each.line, "control", word=each.words[0])
 
 
@@ -198,7 +197,7 @@ def _directive(each: SbatchDirective) -> Iterator[str]:
     flag = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
     if each.option in rules()["convert"]["counted"] or (each.option, each.value) in _ALWAYS:
         return
-    if each.option == "signal" and (signal := _SIGNAL.fullmatch(each.value or "")):
+    if each.option == "signal" and (signal := PATTERNS["signal"].fullmatch(each.value or "")):
         yield from ("--signal-lead", signal[1])
     elif each.option == "no-requeue":
         yield "--no-requeue"

@@ -10,10 +10,9 @@ from pathlib import Path, PurePosixPath
 from dsrun.errors import UsageError
 from dsrun.launch.launchers import PYTHON
 from dsrun.slurm.lint.launch import MODULES, ScriptLaunch, rules
-from dsrun.slurm.lint.words import literal, redirects
-from dsrun.system.shell import ASSIGNMENT, ShellCommand, commands, expand
+from dsrun.slurm.lint.words import PATTERNS, literal, redirects
+from dsrun.system.shell import ASSIGNMENT, commands, expand
 
-_MACRO = re.compile(r"\$(\$|local_rank\b|\{local_rank\})")
 # What the launcher sets by its options.
 _SETS = {"mixed_precision": "ACCELERATE_MIXED_PRECISION", "num_cpu_threads_per_process": "OMP_NUM_THREADS"}
 # Of srun: what only says where the tasks start, or how their output looks.
@@ -50,17 +49,15 @@ class ScriptProgram:
     has_ranks: bool
 
 
-def read_program(command: ShellCommand, launch: ScriptLaunch, variables: Mapping[str, str]) -> ScriptProgram:
-    """What `command`, which holds `launch`, starts. Raises NotConverted for a part that is not understood."""
-    return _LaunchReader(command.line, variables).read(list(command.raw), launch)
-
-
 @dataclass(frozen=True)
-class _LaunchReader:
+class LaunchReader:
+    """Reads what a command of the script, at `line`, starts."""
+
     line: int
     variables: Mapping[str, str]
 
     def read(self, raw: list[str], launch: ScriptLaunch) -> ScriptProgram:
+        """The program of a command that holds `launch`. Raises NotConverted for a part that is not understood."""
         if any(map(redirects, raw)):
             raise NotConverted(self.line, "redirected")
         env, srun, raw = self._before(raw)
@@ -73,7 +70,7 @@ class _LaunchReader:
             words.insert(at + 1, LOCAL_RANK)
         if len(words) < 2:
             raise NotConverted(self.line, "no_program", name=launch.name)
-        macro = next((word for word in words[1:] if _MACRO.search(literal(word) or "")), None)
+        macro = next((word for word in words[1:] if PATTERNS["macro"].search(literal(word) or "")), None)
         if macro and launch.kind in ("torchrun", "accelerate"):
             raise NotConverted(self.line, "macro", macro=macro)
         count, nodes = rules()["convert"][launch.kind]["counts"] if options else ("", "")

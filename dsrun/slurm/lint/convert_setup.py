@@ -8,19 +8,10 @@ from pathlib import Path
 
 from dsrun.slurm.lint.convert_launch import NotConverted
 from dsrun.slurm.lint.launch import rules
-from dsrun.slurm.lint.words import literal, redirects, references
+from dsrun.slurm.lint.words import PATTERNS, literal, redirects, references
 from dsrun.system.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
 from dsrun.system.terminal.secrets import is_secret_name
 
-_LOADS = re.compile(
-    r"(?:module (?:load|add)|ml(?: load| add)?) "
-    r"(?P<modules>(?!(?:list|purge|avail|use|swap|unload|spider|restore)\b)[^-].*)"
-    r"|conda activate (?P<conda>[^\s-]\S*)|(?:module|ml) list"
-)
-# The rendered script does it where `module` is not defined.
-_DEFINES_MODULE = re.compile(r"/etc/profile\.d/\w*(modules|lmod)\w*\.sh|/.*/init/(ba)?sh")
-# Variables of the rendezvous, which the launchers set.
-RENDEZVOUS = re.compile(r"MASTER_(ADDR|PORT)|WORLD_SIZE|(NODE_|LOCAL_)?RANK")
 # Mostly exported already, so that a program sees them without another export.
 _INHERITED = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _ORDER = ("modules", "files that are sourced", "conda", "the virtual environment", "exports")
@@ -77,7 +68,7 @@ class ScriptSetup:
     def _loaded(self, command: ShellCommand) -> tuple[int, list[str]]:
         """What loads modules or conda: its place in the rendered script, and the options."""
         words = [literal(each) for each in command.raw]
-        found = _LOADS.fullmatch(" ".join(map(str, words)))
+        found = PATTERNS["loads"].fullmatch(" ".join(map(str, words)))
         if found is None or None in words:
             raise _refusal(command)
         if found["modules"]:
@@ -93,7 +84,7 @@ class ScriptSetup:
             raise _refusal(command, f"source {conda}/etc/profile.d/conda.sh, then conda activate {command.words[2]}")
         if path is None or len(command.words) != 2:
             raise _refusal(command)
-        if _DEFINES_MODULE.fullmatch(path) and self.stage == 0:
+        if PATTERNS["defines_module"].fullmatch(path) and self.stage == 0:
             return 0, []
         venv = path.endswith("/bin/activate")
         return (3, ["--venv", path.removesuffix("/bin/activate")]) if venv else (1, ["--setup-file", path])
@@ -119,7 +110,7 @@ class ScriptSetup:
             secret := next((name for name in pairs if is_secret_name(name.upper()) and values.get(name)), "")
         ):
             raise _refusal(command, f"export it where you call sbatch, remove it here, and add --env {secret}")
-        rendezvous = exports and all(map(RENDEZVOUS.fullmatch, names))
+        rendezvous = exports and all(map(PATTERNS["rendezvous"].fullmatch, names))
         if exports and not rendezvous and len(values) == len(raw) and names.isdisjoint(self.names):
             self.known |= names
             self._add(command, 4, [word for name, text in values.items() for word in ("--env", f"{name}={text}")])

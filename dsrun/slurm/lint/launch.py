@@ -14,12 +14,7 @@ from dsrun.system.shell import ASSIGNMENT, ShellCommand, commands, expand, live
 LauncherKind = Literal["torchrun", "accelerate", "deepspeed", "program"]
 _KEYWORDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "exec", "time", "nohup", "eval"})
 _PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?")
-MODULES: dict[str, LauncherKind] = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
+MODULES: dict[str, LauncherKind] = toml_beside(__file__, "rules.toml")["modules"]
 # Programs that start another on other nodes, or in a container; what is behind them is not looked into.
 _ELSEWHERE = frozenset({"mpirun", "mpiexec", "ssh", "pdsh", "clush", "parallel", "ray"})
 # Words, with what the shell computes as one of them.

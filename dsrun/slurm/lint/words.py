@@ -3,19 +3,9 @@
 import re
 from collections.abc import Iterator
 
-# Variables that are the same in the batch script and on every node, of those that SLURM sets.
-_OF_JOB = re.compile(
-    r"SLURM_(JOB_?ID|JOB_(NAME|NODELIST|NUM_NODES|PARTITION|ACCOUNT|USER|UID|QOS)|N?NODES|NNODES|NODELIST"
-    r"|SUBMIT_(DIR|HOST)|CLUSTER_NAME|ARRAY_(JOB_ID|TASK_\w+)|RESTART_COUNT)"
-)
-# Those that the launcher or the node sets anew, so that a program on the node would see another value.
-_OF_NODE = re.compile(
-    r"SLURM\w*|(LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|PATH"
-    r"|HOST(NAME|TYPE)?|RANDOM|SRANDOM|SECONDS|LINENO|EPOCH\w+|BASH\w*|PPID|DSRUN_\w+|FUNCNAME|OLDPWD|CUDA_VISIBLE_DEVICES"
-)
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:[:%#/+=?^,@-][^}$`]*)?\}|\(\(([\w\s+*/%$-]*)\)\)|)|`|<\(|>\(")
+from dsrun.system.patterns import patterns_beside
 
-_PIECE = re.compile(r"""'(?P<single>[^']*)'?|"(?P<double>(?:\\.?|[^"\\])*)"?|(?P<plain>(?:\\.?|[^'"\\])+)""", re.DOTALL)
+PATTERNS = patterns_beside(__file__, "rules.toml", table="convert_patterns")
 
 
 def literal(raw: str) -> str | None:
@@ -42,7 +32,7 @@ def references(raw: str) -> Iterator[tuple[str, bool]]:
     for quote, piece in _pieces(raw):
         if quote == "'":
             continue
-        for found in _REFERENCE.finditer(re.sub(r"\\.", "", piece, flags=re.DOTALL)):
+        for found in PATTERNS["reference"].finditer(re.sub(r"\\.", "", piece, flags=re.DOTALL)):
             name, arithmetic = found[1] or found[2], found[3]
             if arithmetic is not None:
                 yield from ((each, True) for each in re.findall(r"[A-Za-z_]\w*", arithmetic))
@@ -55,11 +45,11 @@ def references(raw: str) -> Iterator[tuple[str, bool]]:
 
 def same_on_nodes(name: str) -> bool:
     """Whether a variable that the script does not set has one value in the batch script and in the workers."""
-    return bool(_OF_JOB.fullmatch(name)) or not _OF_NODE.fullmatch(name)
+    return bool(PATTERNS["of_job"].fullmatch(name)) or not PATTERNS["of_node"].fullmatch(name)
 
 
 def _pieces(raw: str) -> Iterator[tuple[str, str]]:
     """The parts of a word with the quote around each, "" for none."""
-    for found in _PIECE.finditer(raw):
+    for found in PATTERNS["piece"].finditer(raw):
         kind = str(found.lastgroup)
         yield {"single": "'", "double": '"', "plain": ""}[kind], found[kind]

@@ -86,22 +86,15 @@ def check_against(view: ConfigView, report: ConfigFindings) -> None:
         flag: str = flags.where(name)
         if name not in flags.given:
             flag = text_of("conflicts_with_flag.default", flag=flag)
-        fix = text_of("conflicts_with_flag.repair", key=path[-1], flag=_fix(name, ours))
+        said = shown(bool(ours) if name in ("fp16", "bf16") else ours)
+        repair = f"--{'global-batch-size' if name == 'train_batch_size' else name} {said}"
+        repair = text_of("conflicts_with_flag.betas") if name == "adam_betas" else repair
+        fix = text_of("conflicts_with_flag.repair", key=path[-1], flag=repair)
         report.add("conflicts_with_flag", path, fix=fix, ours=shown(ours), flag=flag, value=shown(value))
     _unanswered(view, flags, report)
     if view.stage == 3 and flags.values.get("auto_find_batch_size"):
         flag = flags.where("auto_find_batch_size")
         report.add("conflicts_with_flag.auto_find", (ZERO, "stage"), flag=flag)
-
-
-def _fix(name: str, ours: Any) -> str:
-    if name == "train_batch_size":
-        return f"--global-batch-size {shown(ours)}"
-    if name in ("fp16", "bf16"):
-        return f"--{name} {shown(bool(ours))}"
-    if name == "adam_betas":
-        return text_of("conflicts_with_flag.betas")
-    return f"--{name} {shown(ours)}"
 
 
 def _pairs(flags: TrainingFlags, world_size: int | None) -> list[tuple[Path, str, Any]]:

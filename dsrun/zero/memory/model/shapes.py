@@ -59,7 +59,8 @@ class _TensorBuilder:
 
     def _setting(self, *rule: Any) -> Any:
         """What the config sets under the first of some names, else their default."""
-        settings, names = ModelSettings(self.config), [each for each in rule if _is_name(each)]
+        settings = ModelSettings(self.config)
+        names = [each for each in rule if isinstance(each, str) and not each.startswith("=")]
         default = rule[-1] if len(names) < len(rule) else None
         if isinstance(default, str):
             default = self._value(default.removeprefix("=").strip())
@@ -118,10 +119,6 @@ class _TensorBuilder:
 
     def _sizes(self, given: Iterable[str]) -> tuple[int, ...]:
         return tuple(map(self._value, given))
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and not value.startswith("=")
 
 
 def _under(name: str, weights: Iterable[LayerWeight]) -> Iterator[LayerWeight]:

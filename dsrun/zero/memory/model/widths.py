@@ -149,7 +149,8 @@ class _Side:
         config, width = self.config, self.width
         fused = self._most("fused", self._other)
         asked = self._most("query", _rows) or (self._most("out", self._other, within="att") if fused else 0)
-        size = config.number(*NAMES["head_size"], default=self._head_size)
+        normed = min((each.shape[0] for each in self.inner if _leaf_is("head_norm", each)), default=0)
+        size = config.number(*NAMES["head_size"], default=normed)
         heads = config.number(f"{self.prefix}_attention_heads", *NAMES["heads"], default=self._heads(asked, size))
         queries = asked or heads * (size or max(1, width // heads))
         grouped = config.number("num_key_value_heads", default=heads) * (queries // heads)
@@ -167,11 +168,6 @@ class _Side:
             query_norms=any(_leaf_is("head_norm", each) for each in self.inner),
             experts=experts, experts_per_token=per_token,
         )  # fmt: skip
-
-    @cached_property
-    def _head_size(self) -> int:
-        """The width of a head where its norm says it; 0 where none does."""
-        return min((each.shape[0] for each in self.inner if _leaf_is("head_norm", each)), default=0)
 
     def _heads(self, queries: int, size: int) -> int:
         """Heads that no setting names: T5's have a column each in the table of position biases."""
