@@ -97,24 +97,18 @@ def any_program(argv: Sequence[str], *, fix: str = FIX) -> JobProgram:
         raise UsageError(
             f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again", fix=fix
         )
-    if not PYTHON.fullmatch(base):
-        return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
-    interpreter = first if "/" in first else None
-    if rest[:1] == ["-m"] and len(rest) > 1:
-        module = rest[1]
-        return JobProgram(
-            entry=module, args=tuple(rest[2:]), mode=("--module",), name=slug(module), interpreter=interpreter
-        )
-    if rest == ["-m"]:
-        raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
-    if rest and not rest[0].startswith("-"):
-        return JobProgram(
-            entry=rest[0], args=tuple(rest[1:]), name=slug(PurePosixPath(rest[0]).stem), interpreter=interpreter
-        )
-    if not rest:
+    is_python = PYTHON.fullmatch(base)
+    if is_python and not rest:
         raise UsageError(f"-- {first}: no script is named", fix="-- python my_train.py --flag value")
-    # -u, -c, -X …: torchrun knows none of Python's own options, so Python is the executable.
-    return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
+    if is_python and rest == ["-m"]:
+        raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
+    if not is_python or (rest[0].startswith("-") and rest[0] != "-m"):
+        # -u, -c, -X …: torchrun knows none of Python's own options, so Python is the executable.
+        return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
+    mode = ("--module",) if rest[0] == "-m" else ()
+    entry, *args = rest[len(mode) :]
+    name, interpreter = slug(entry if mode else PurePosixPath(entry).stem), first if "/" in first else None
+    return JobProgram(entry=entry, args=tuple(args), mode=mode, name=name, interpreter=interpreter)
 
 
 def slug(name: str) -> str:

@@ -3,8 +3,9 @@
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 from dsrun.runs.records import sync_file
 from dsrun.system.host import cores
@@ -24,7 +25,7 @@ class ManifestFile(TypedDict):
     crc32: str  # eight hexadecimal digits of zlib.crc32
 
 
-class ChecksumFile:
+class ChecksumFile(AbstractContextManager["ChecksumFile"]):
     """A file to write once, front to back, whose checksum is that of the bytes on their way to it.
 
     An error is kept until the context ends, and nothing is written after it: torch's writer calls `write` from code
@@ -36,9 +37,6 @@ class ChecksumFile:
         self._stream = path.open("wb", buffering=0)
         self._error: OSError | None = None
         self._crc, self._size = 0, 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:

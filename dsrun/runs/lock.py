@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -43,7 +43,7 @@ class LockHolder:
 _NOBODY = LockHolder(pid=0, host="?", since="?", began=None)
 
 
-class RunLock:
+class RunLock(AbstractContextManager["RunLock"]):
     """An flock on a file of the run folder, freed by the kernel when its process dies, however it dies.
 
     Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the lock.
@@ -77,9 +77,6 @@ class RunLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

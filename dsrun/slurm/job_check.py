@@ -12,12 +12,11 @@ from dataclasses import replace
 from dsrun.findings.finding import Finding, Level, has_errors, worst_first
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import suggestion
-from dsrun.slurm import resources
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition, QosLimits, UserAccounts
-from dsrun.slurm.job_request import JobRequest, feature_names, hosts, request
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of
 from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.resources import JobRequest, check_resources, feature_names, hosts, request
 
 
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
@@ -94,7 +93,7 @@ def _in_partition(wanted: JobRequest, facts: ClusterFacts, name: str | None) -> 
         return [_no_partition(facts, name)]
     found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
     if all(name in facts.by_name for name in hosts(wanted.spec.nodelist)):
-        found += resources.check_resources(wanted, partition, facts)
+        found += check_resources(wanted, partition, facts)
     return [*found, *_permissions(wanted, partition, facts)]
 
 

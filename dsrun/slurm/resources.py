@@ -1,23 +1,72 @@
-"""Whether a partition has nodes with what a job asks of each: GPUs, cores, memory and features."""
+"""What a job asks of each node, in numbers and names, and whether a partition has such nodes: GPUs, cores, memory and
+features."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.hardware.gres import GpuGres
+from dsrun.hardware.gres import GpuGres, parse_gres
 from dsrun.messages import Message, joined, suggestion
 from dsrun.slurm.cluster.cluster_facts import ClusterFacts, Partition, SlurmNode
-from dsrun.slurm.job_request import JobRequest, feature_names, hosts
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.system import hostlist
 from dsrun.system.terminal.display import counted
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
 # for the imports and pinned buffers of the demo); less ends in an OUT_OF_MEMORY job.
 _LITTLE_MIB = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
+
+    `resources` are the names of the generic resources it asks for.
+    """
+
+    spec: SlurmSpec
+    partitions: tuple[str, ...]
+    gpus: tuple[GpuGres, ...]
+    resources: tuple[str, ...]
+    memory: float | None
+    time: float | None
+
+    @property
+    def gpu_flag(self) -> str:
+        return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
+
+
+def request(spec: SlurmSpec) -> JobRequest:
+    """`spec`, as it is rendered, in numbers."""
+    gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
+    resources = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
+    return JobRequest(
+        spec=spec,
+        partitions=tuple(name for name in (spec.partition or "").split(",") if name),
+        gpus=tuple(each for each in parse_gres(gpus) if each.count),
+        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in resources if word)),
+        memory=notation.mib(spec.mem) if spec.mem else None,
+        time=notation.seconds(spec.time) if spec.time else None,
+    )
+
+
+def feature_names(constraint: str) -> tuple[str, ...]:
+    """The features named in --constraint; counts (a*2) and operators left out."""
+    return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
+
+
+def hosts(text: str | None) -> tuple[str, ...]:
+    """The hosts of --nodelist or --exclude."""
+    try:
+        return hostlist.expand_hosts(text) if text else ()
+    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
+        return ()
 
 
 def check_resources(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:

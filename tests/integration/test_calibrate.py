@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from dsrun.zero.memory.plan_table import VERSION
+from dsrun.zero.memory.plan_text import VERSION
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import make_model
 

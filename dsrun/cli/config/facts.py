@@ -11,7 +11,7 @@ from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.blocks import HardwareFacts, steps_of
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.memory.model.settings import ModelSettings
+from dsrun.zero.memory.model.shapes import ModelSettings
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:

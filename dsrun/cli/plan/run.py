@@ -20,7 +20,7 @@ from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, PlanRequest, cluster, default_precision
-from dsrun.zero.memory.plan_table import CommandOptions, as_json, lines
+from dsrun.zero.memory.plan_text import CommandOptions, as_json, command_lines
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
@@ -215,7 +215,7 @@ def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions, *, 
     if made.choice is None:
         _print_remedies(made)
         return
-    print_commands(dict.fromkeys(lines(made.request, made.choice, options), ""))
+    print_commands(dict.fromkeys(command_lines(made.request, made.choice, options), ""))
     if options.trained and not options.data:
         print_line("# your data: --train-file FILE or --dataset NAME")
         print_line("# without, the built-in demo data is used")

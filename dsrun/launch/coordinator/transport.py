@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dsrun.launch.coordinator.delays import RecentDelays
 from dsrun.launch.refusals import refusal
 from dsrun.system.net import own_address, plain_address
 
@@ -36,6 +35,7 @@ _SEND_S = 5.0
 # A line without an end is no supervisor's, and must not fill the memory.
 _LONGEST = 1 << 20
 _USUAL_FILES = 512
+_REMEMBERED_S = 600.0
 
 
 def hmac_digest(key: bytes, *values: object) -> str:
@@ -48,6 +48,26 @@ def digests_match(shown: object, expected: str) -> bool:
     """Whether the received value, of any type, is the expected digest; in constant time."""
     # As bytes: of text it takes ASCII only, and a stranger sends what he likes (Python's hmac).
     return hmac.compare_digest(str(shown).encode(errors="replace"), expected.encode())
+
+
+class RecentDelays:
+    """How late messages have come in the last minutes, in seconds by CLOCK_MONOTONIC: a busy machine is not taken for a
+    lost one."""
+
+    def __init__(self) -> None:
+        self._delays: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, seconds: float) -> None:
+        """One that ended at `now`. Those that are both older and shorter tell nothing any more."""
+        while self._delays and self._delays[-1][1] <= seconds:
+            self._delays.pop()
+        self._delays.append((now, seconds))
+
+    def longest(self, now: float) -> float:
+        """The longest one, 0 for none."""
+        while self._delays and now - self._delays[0][0] > _REMEMBERED_S:
+            self._delays.popleft()
+        return self._delays[0][1] if self._delays else 0.0
 
 
 class PeerConnection:

@@ -13,10 +13,9 @@ from dsrun.launch.context import (
     integer,
     port_of,
 )
-from dsrun.launch.detection.hosts import HostReader, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
-from dsrun.launch.detection.table import LauncherFacts, SchedulerFacts, scheduler_of
+from dsrun.launch.detection.table import HostReader, LauncherFacts, SchedulerFacts, machines, read, scheduler_of
 from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import is_only_process, shortened
 

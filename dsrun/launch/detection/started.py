@@ -5,8 +5,7 @@ import zlib
 from collections.abc import Mapping
 
 from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of
-from dsrun.launch.detection.hosts import HostReader, cluster_rank, machines
-from dsrun.launch.detection.table import LauncherFacts, launchers, scheduler_of
+from dsrun.launch.detection.table import HostReader, LauncherFacts, cluster_rank, launchers, machines, scheduler_of
 from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, shortened
 

@@ -1,11 +1,26 @@
-"""The launchers and schedulers of launchers.toml, and which of them the environment shows."""
+"""The launchers and schedulers of launchers.toml, which of them the environment shows, and their lists of machines, the
+first machine first.
 
-from collections.abc import Mapping, Sequence
+Pure, but for `read`, which reads the file and runs the command that launchers.toml names.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dsrun.datafiles import toml_beside
+from dsrun.launch.refusals import refusal, refuse
+from dsrun.system.env import shortened
+
+_NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
+_COMMAND_S = 20.0
+# Vertex AI's worker pools that train; the other two are of TensorFlow's parameter servers and evaluators.
+_POOLS = ("workerpool0", "workerpool1")
 
 
 @dataclass(frozen=True)
@@ -94,3 +109,76 @@ def schedulers() -> tuple[SchedulerFacts, ...]:
 def scheduler_of(environ: Mapping[str, str]) -> SchedulerFacts | None:
     """The scheduler in whose job this is."""
     return next((each for each in schedulers() if each.matches(environ)), None)
+
+
+HostReader = Callable[[HostSource, Mapping[str, str]], str]
+
+
+def read(source: HostSource, environ: Mapping[str, str]) -> str:
+    """The text of the list. Raises UsageError for a file that cannot be read, and a command that fails."""
+    if source.form == "file":
+        try:
+            return Path(environ[source.of]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            raise refusal("hosts.unreadable", variable=source.of, file=environ[source.of], why=why) from None
+    if source.form == "command":
+        try:
+            done = subprocess.run(source.of.split(), capture_output=True, text=True, timeout=_COMMAND_S, check=True)
+        except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+            reason = "not found" if isinstance(error, FileNotFoundError) else error
+            raise refusal("hosts.silent", command=source.of, reason=reason) from None
+        return done.stdout
+    return environ[source.of]
+
+
+def machines(source: HostSource, environ: Mapping[str, str], text_of: HostReader = read) -> tuple[str, ...]:
+    """The machines of a list, each once. Raises UsageError for what is no such list."""
+    text = text_of(source, environ)
+    try:
+        names = tuple(dict.fromkeys(_FORMS[source.form](text)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        names = ()
+    if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        refuse("not_hosts", source=source, text=shortened(text.strip()))
+    return names
+
+
+def cluster_rank(text: str) -> int:
+    """This machine's number by Vertex AI's CLUSTER_SPEC: in its own pool, after those of the pools before it."""
+    spec = json.loads(text)
+    pool, index = spec["task"]["type"], int(spec["task"].get("index", 0))
+    if pool not in _POOLS:
+        raise ValueError(pool)
+    before = _POOLS[: _POOLS.index(pool)]
+    return index + sum(len(spec["cluster"].get(each, ())) for each in before)
+
+
+def _counted(text: str) -> list[str]:
+    """LSF's "gpu1 8 gpu2 8"."""
+    words = text.split()
+    if len(words) % 2 or not all(count.isdigit() for count in words[1::2]):
+        raise ValueError(text)
+    return words[::2]
+
+
+def _json(text: str) -> list[str]:
+    names = json.loads(text)
+    if not isinstance(names, list):
+        raise ValueError(text)
+    return names
+
+
+def _cluster_spec(text: str) -> list[str]:
+    cluster: dict[str, Any] = json.loads(text)["cluster"]
+    return [address.rpartition(":")[0] or address for pool in _POOLS for address in cluster.get(pool, ())]
+
+
+_FORMS: Mapping[str, Callable[[str], list[str]]] = {
+    "file": lambda text: [line.split()[0] for line in text.splitlines() if line.strip()],
+    "command": str.split,
+    "comma": lambda text: [name.strip() for name in text.split(",")],
+    "json": _json,
+    "counted": _counted,
+    "cluster_spec": _cluster_spec,
+}

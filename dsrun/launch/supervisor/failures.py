@@ -116,80 +116,78 @@ class FailureInputs:
         return tail(self.log, begins=self.log_begins)
 
 
-def explain(failure_inputs: FailureInputs, classify: LogClassifier) -> AttemptFailure:
+def explain(left: FailureInputs, classify: LogClassifier) -> AttemptFailure:
     """The failure of the rank that failed first."""
-    hang = failure_inputs.hang
+    hang = left.hang
     if hang is not None:
-        found = _failure(failure_inputs, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message)
-        log = str(failure_inputs.evidence or failure_inputs.log)
+        found = _failure(left, "rank_hung", hang.rank, EXIT_TOOL_FAILED, hang.message)
+        log = str(left.evidence or left.log)
         return replace(found, detected_s=hang.silent_s, log=log)
     # The agent ends the others with SIGTERM.
-    deaths = (rank for rank, code in failure_inputs.ended.items() if code < 0 and code != -signal.SIGTERM)
+    deaths = (rank for rank, code in left.ended.items() if code < 0 and code != -signal.SIGTERM)
     killed = next(deaths, None)
-    order = list(failure_inputs.ended)
+    order = list(left.ended)
     before = order[: order.index(killed)] if killed is not None else order
-    record = first_failure(failure_inputs.failures, only_expected=killed is not None, first=before)
+    record = first_failure(left.failures, only_expected=killed is not None, first=before)
     if record:
-        return _recorded(failure_inputs, record, classify)
+        return _recorded(left, record, classify)
     if killed is not None:
-        return _death(failure_inputs, killed, classify)
-    failed = next(((rank, code) for rank, code in failure_inputs.ended.items() if code), None)
-    text = failure_inputs.output()
+        return _death(left, killed, classify)
+    failed = next(((rank, code) for rank, code in left.ended.items() if code), None)
+    text = left.output()
     if failed:
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}{_said(text, rank)}"
-        found = _failure(failure_inputs, classify(text, code), rank, code, message)
+        found = _failure(left, classify(text, code), rank, code, message)
         return replace(found, trace=_trace_of_rank(text, rank, code))
-    if failure_inputs.agent is not None and failure_inputs.agent < 0:
-        message = f"the agent of the ranks was killed ({_signal_name(-failure_inputs.agent)})"
-        return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
+    if left.agent is not None and left.agent < 0:
+        message = f"the agent of the ranks was killed ({_signal_name(-left.agent)})"
+        return _failure(left, "agent_killed", None, left.agent, message)
     message = _exception_line(text) or "the ranks could not be started"
-    if failure_inputs.unstarted_s is not None:
-        message = f"no rank was started within {failure_inputs.unstarted_s:.0f} s"
-    return _failure(
-        failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
-    )
+    if left.unstarted_s is not None:
+        message = f"no rank was started within {left.unstarted_s:.0f} s"
+    return _failure(left, classify(text, left.agent), None, left.agent or EXIT_TOOL_FAILED, message)
 
 
-def _recorded(failure_inputs: FailureInputs, record: Mapping[str, Any], classify: LogClassifier) -> AttemptFailure:
+def _recorded(left: FailureInputs, record: Mapping[str, Any], classify: LogClassifier) -> AttemptFailure:
     """A worker wrote down why."""
     code, log = int(record["exit_code"]), record["log"]
     cause = record.get("cause")
     if cause is None:
         cause = "" if record["expected"] else classify(f"{record['message']}\n{tail(Path(log)) if log else ''}", code)
-    failure = _failure(failure_inputs, cause, int(record["rank"]), code, str(record["message"]))
+    failure = _failure(left, cause, int(record["rank"]), code, str(record["message"]))
     step = record.get("step", failure.step)
     rollback = bool(record.get("rollback", False))
     return replace(failure, trace=record.get("trace"), log=log, step=step, rollback=rollback)
 
 
-def _death(failure_inputs: FailureInputs, rank: int, classify: LogClassifier) -> AttemptFailure:
+def _death(left: FailureInputs, rank: int, classify: LogClassifier) -> AttemptFailure:
     """A rank died by a signal and could not say why."""
-    code = failure_inputs.ended[rank]
-    step = failure_inputs.steps.get(rank)
+    code = left.ended[rank]
+    step = left.steps.get(rank)
     where = f" after step {step}" if step else ""
-    cause = "host_oom_killed" if failure_inputs.out_of_memory and code == -signal.SIGKILL else ""
+    cause = "host_oom_killed" if left.out_of_memory and code == -signal.SIGKILL else ""
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
-        cause = classify(failure_inputs.output(), code)
+        cause = classify(left.output(), code)
     ended = "crashed" if -code in CRASHES else "was killed"
     message = f"rank {rank} {ended} ({_signal_name(-code)}){where}" + (
-        ", out of host memory" if failure_inputs.out_of_memory else ""
+        ", out of host memory" if left.out_of_memory else ""
     )
-    return _failure(failure_inputs, cause or "rank_killed", rank, code, message)
+    return _failure(left, cause or "rank_killed", rank, code, message)
 
 
-def _failure(failure_inputs: FailureInputs, cause: str, rank: int | None, code: int, message: str) -> AttemptFailure:
+def _failure(left: FailureInputs, cause: str, rank: int | None, code: int, message: str) -> AttemptFailure:
     return AttemptFailure(
         cause=cause,
         rank=rank,
-        node=failure_inputs.node,
+        node=left.node,
         exit_code=code,
         message=message,
-        step=failure_inputs.steps.get(rank) if rank is not None else max(failure_inputs.steps.values(), default=None),
-        detected_s=failure_inputs.detected_s,
-        stalled_s=failure_inputs.stalled_s,
-        log=str(failure_inputs.log),
+        step=left.steps.get(rank) if rank is not None else max(left.steps.values(), default=None),
+        detected_s=left.detected_s,
+        stalled_s=left.stalled_s,
+        log=str(left.log),
     )
 
 

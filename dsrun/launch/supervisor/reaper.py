@@ -11,9 +11,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Self
 
 # Inherited by every descendant. dsrun.system.variables.RUN_ID, which cannot be imported here.
 VARIABLE = b"DSRUN_RUN_ID="
@@ -131,7 +130,7 @@ def _environ(pid: int) -> bytes:
     return b""
 
 
-class Reaper:
+class Reaper(AbstractContextManager["Reaper"]):
     """The reaper of this supervisor, started again if it is killed; it ends the run when this process is gone."""
 
     def __init__(self, run_id: str, scratch: Path) -> None:
@@ -158,9 +157,6 @@ class Reaper:
         if self._process.poll() is not None:
             os.close(self._write)
             self._begin()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         from subprocess import TimeoutExpired

@@ -19,7 +19,7 @@ from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import MemoryComparison, resident, save
 from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import GpuCluster
-from dsrun.zero.memory.plan_table import CommandOptions, train_argv
+from dsrun.zero.memory.plan_text import CommandOptions, train_argv
 from dsrun.zero.memory.strategy import PlanCandidate, gpu
 
 STEPS = 2

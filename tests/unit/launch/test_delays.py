@@ -7,8 +7,13 @@ import socket
 import pytest
 
 from dsrun.launch.coordinator import transport
-from dsrun.launch.coordinator.delays import RecentDelays
-from dsrun.launch.coordinator.transport import LONGEST_TIMEOUT_S, PEER_TIMEOUT_S, EventLoop, PeerConnection
+from dsrun.launch.coordinator.transport import (
+    LONGEST_TIMEOUT_S,
+    PEER_TIMEOUT_S,
+    EventLoop,
+    PeerConnection,
+    RecentDelays,
+)
 
 
 def test_longest_delay_of_the_last_minutes() -> None:

@@ -9,9 +9,8 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SshLauncher
 from dsrun.launch.detection.detect import detect
-from dsrun.launch.detection.hosts import machines
 from dsrun.launch.detection.started import job_port
-from dsrun.launch.detection.table import HostSource
+from dsrun.launch.detection.table import HostSource, machines
 from dsrun.system.env import FIRST_PORT, PORTS
 
 

@@ -1,7 +1,9 @@
-"""The parameter tensors of a family from a config.json alone, as shapes.toml describes them."""
+"""The settings of a config.json, checked as they are read, and the parameter tensors of a family from these alone, as
+shapes.toml describes them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,7 +11,6 @@ from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
-from dsrun.zero.memory.model.settings import ModelSettings
 
 _MATRICES = {"linear": "linear", "embedding": "embedding", "norm": "vector"}
 """The kind of a tensor `NAME.weight`, by the word that a line begins with."""
@@ -43,6 +44,66 @@ def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...
     Raises UsageError for settings that make no model, or that are missing.
     """
     return tuple(_TensorBuilder(config, family).tensors("weights"))
+
+
+MOST_LAYERS = 10_000
+"""Ten times the deepest transformer; layers are counted one by one."""
+LARGEST_SIDE = 10**8
+"""No width or vocabulary comes near it; a larger number is a typo."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSettings:
+    """A config's settings by name, with the names' defaults in transformers given by the caller."""
+
+    config: Mapping[str, Any]
+
+    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that the config sets, as a whole number of at least `least`.
+
+        Raises UsageError when it is none, or missing without a default.
+        """
+        name = next((each for each in names if self.config.get(each) is not None), None)
+        if name is None:
+            if default is None:
+                raise UsageError(f"config.json has no {names[0]}")
+            return default
+        value, most = self.config[name], MOST_LAYERS if "layer" in name else LARGEST_SIDE
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise UsageError(f"config.json: {name} {value!r} is not a number from {least} to {most:,}")
+        return value
+
+    def optional(self, *names: str) -> int | None:
+        """Like `number`, but None where the config sets none of them."""
+        return self.number(*names) if any(self.config.get(name) is not None for name in names) else None
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A setting that is a list of whole numbers; none where it is not set."""
+        value = self.config.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise UsageError(f"config.json: {name} {value!r} is not a list of whole numbers")
+        return tuple(value)
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self.config.get(name)
+        return default if value is None else bool(value)
+
+    def word(self, name: str, default: str) -> str:
+        value = self.config.get(name)
+        return default if value is None else str(value)
+
+    def share(self, *names: str, default: float) -> float:
+        """A probability: the first of `names` that the config sets."""
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise UsageError(f"config.json: {name} {value!r} is not a probability")
+            return float(value)
+        return default
 
 
 class _TensorBuilder:

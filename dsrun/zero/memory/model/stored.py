@@ -12,7 +12,7 @@ from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel
 from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes, WeightKind
-from dsrun.zero.memory.model.settings import ModelSettings
+from dsrun.zero.memory.model.shapes import ModelSettings
 from dsrun.zero.memory.model.widths import NAMES, architecture_of, leaf_of, part
 
 Shapes = dict[str, tuple[int, ...]]

@@ -14,7 +14,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.models.families import family_of
 from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerBlock, LayerWeight, LayerWidths, ModelShapes, NormKind
-from dsrun.zero.memory.model.settings import ModelSettings
+from dsrun.zero.memory.model.shapes import ModelSettings
 
 _TABLE = toml_beside(__file__, "names.toml")
 NAMES: dict[str, list[str]] = _TABLE["settings"]
