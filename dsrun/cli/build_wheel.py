@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_advice, print_json
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
@@ -142,6 +141,3 @@ def line_of(event: BuildEvent, tracker: BuildTracker, now: float) -> str | None:
         return f"{event.label}: failed" if event.kind == "end" else None
     left = tracker.left(now)
     return f"{text}; about {duration(left)} left" if left else text
-
-
-command = format_option(declared(__file__, "dsrun.cli.build_wheel:build", "build_wheel.toml"))

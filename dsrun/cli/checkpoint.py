@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, entries, find
-from dsrun.cli.options import Command, OptionGroup, declared, format_option
 from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import EXIT_FINDINGS, UsageError
@@ -18,7 +17,6 @@ from dsrun.runs.manifest import FileDamage, complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 from dsrun.system.terminal.display import duration, size_text
 
-_PATH = click.Path(path_type=Path)
 _TABLE = toml_beside(__file__)
 
 
@@ -106,16 +104,3 @@ def _weights(found: CheckpointContents) -> str:
 
 def _short(digest: Any) -> str:
     return f"sha256 {str(digest)[:16]}" if digest else ""
-
-
-def _command(name: str, callback: str) -> Command:
-    return format_option(
-        declared(__file__, f"dsrun.cli.checkpoint:{callback}", f"checkpoint_{name}.toml", own=globals())
-    )
-
-
-command = OptionGroup(
-    "checkpoint",
-    [_command("list", "list_checkpoints"), _command("verify", "verify"), _command("inspect", "inspect")],
-    help="List, verify and inspect the checkpoints of a run.",
-)

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from dsrun.checkpoints import export_source
-from dsrun.cli.options import DEBUG, declared
 from dsrun.datafiles import toml_beside
 from dsrun.errors import DsrunError, UsageError
 from dsrun.models.folder import find
@@ -22,7 +19,6 @@ from dsrun.system.terminal.stderr import print_detail, print_note
 EXPORTER = "dsrun.train.export"
 
 ENVIRONMENT: dict[str, str] = toml_beside(__file__)["environment"]
-_PATH = click.Path(path_type=Path)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
@@ -88,6 +84,3 @@ def refuse_target(to: Path, source: Path, *, force: bool) -> None:
         raise UsageError(f"--to {to} would replace {source} itself", fix="choose another folder")
     if RunFolder(to).run_json.is_file():
         raise UsageError(f"--to {to} is a run folder, with its checkpoints", fix="choose another folder")
-
-
-command = DEBUG(declared(__file__, "dsrun.cli.export:export", "export.toml", own=globals()))

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
@@ -101,6 +100,3 @@ def _cell(key: str, value: object) -> str:
     if value is None:
         return "unknown" if key == "compute_capability" else "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-command = format_option(declared(__file__, "dsrun.cli.gpus:explain", "gpus.toml"))

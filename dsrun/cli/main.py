@@ -14,7 +14,7 @@ COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
 """In which a shell's completion says what it asks."""
 
 COMMANDS: dict[str, tuple[str, str]] = toml_beside(__file__)
-"""name -> ("module:attribute", one line for --help)"""
+"""name -> (its file or "module:attribute", one line for --help)"""
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, shown: bool) -> None:

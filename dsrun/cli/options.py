@@ -66,24 +66,6 @@ def _handed_to(name: str) -> Callable[..., Any]:
     return call
 
 
-notify_option = click.option(
-    "--notify",
-    multiple=True,
-    callback=_handed_to("dsrun.notifications.notify_target:parse_targets"),
-    metavar="env:NAME|URL|COMMAND",
-    help="where messages about the run go: Slack, Teams, e-mail …; may be repeated",
-)
-
-
-log_format_option = click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    callback=_handed_to("dsrun.system.terminal.log_format:choose"),
-    is_eager=True,  # before other options, so that what is wrong with these is written in it
-    help="what stderr takes: text, or JSON lines in the Elastic Common Schema",
-)
-
-
 class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 
@@ -125,43 +107,58 @@ class Command(click.Command):
             super().format_options(ctx, formatter)
 
 
-def declared(
-    module: str,
-    callback: str,
-    name: str = "command.toml",
-    *,
-    cls: type[Command] = Command,
-    own: Mapping[str, Any] | None = None,
-) -> Command:
+def declared(module: str, callback: str, name: str) -> Command:
     """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute"."""
-    return cls(callback=lazy_callback(callback), **declaration(module, name, own))
+    return Command(callback=lazy_callback(callback), **declaration(toml_beside(module, name)))
 
 
-def declaration(module: str, name: str | None = None, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the TOML file `name` beside a module declares, by default that of its name, as Command takes it.
+def declared_in(file: str) -> Command:
+    """The command that a TOML file below this folder declares: what `declaration` takes, and its `callback` and `class`
+    as "module:attribute"; `shared` options are "format" or "debug"; the `commands` of a group are files like this."""
+    content = toml_beside(__file__, file)
+    attributes = declaration(content)
+    if "callback" in content:
+        attributes["callback"] = lazy_callback(content["callback"])
+    if "commands" in attributes:
+        attributes["commands"] = [declared_in(each) for each in attributes["commands"]]
+    made: Command = imported(content.get("class", "dsrun.cli.options:Command"))(**attributes)
+    for name in content.get("shared", ()):
+        {"format": format_option, "debug": DEBUG}[name](made)
+    return made
 
-    Arguments and options are as click takes them, but for `choices`, the bounds of an `int` or a `float`, and the
-    `group` of an option in help; a `type`, `callback` or `default` may be a name in `own`. With `underscores`, options
-    may be written with these too.
+
+def declaration(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the content of a TOML file declares, as Command takes it.
+
+    Arguments and options are as click takes them, but for a `path`, the bounds of an `int` or a `float`, `choices`, the
+    "module:function" a value is `accepted_by`, and the `group` of an option in help. A `type`, `callback`, `default` or
+    `choices` may be "module:attribute". With `underscores`, options may be written with these too.
     """
-    content = toml_beside(module, name)
     titles: dict[str, str] = {}
     params: list[click.Parameter] = []
     for kind, made in (("arguments", click.Argument), ("options", click.Option)):
         for row in content.get(kind, ()):
             title = row.pop("group", None)
-            params.append(made(**_as_click_takes(row, own or {})))
+            params.append(made(**_as_click_takes(row)))
             titles |= {params[-1].name or "": title} if title else {}
     settings = HYPHENS if content.get("underscores") else {}
     return {"context_settings": settings, "params": params, "titles": titles, **content["command"]}
 
 
-def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    row |= {key: own[row[key]] for key in ("type", "callback", "default") if row.get(key) in own}
+def _as_click_takes(row: dict[str, Any]) -> dict[str, Any]:
+    for key in ("type", "callback", "default", "choices"):
+        if ":" in str(row.get(key)):
+            row[key] = imported(row[key])
     if "/" in row["param_decls"][0]:
         row.setdefault("default", None)  # neither on nor off, which TOML cannot say
     if "choices" in row:
         row["type"] = click.Choice(row.pop("choices"), case_sensitive=row.pop("case_sensitive", True))
+    if "path" in row:
+        from pathlib import Path  # slow, and few commands have one
+
+        row["type"] = click.Path(path_type=Path, **row.pop("path"))
+    if "accepted_by" in row:
+        row["callback"] = _handed_to(row.pop("accepted_by"))
     for kind, bounded in (("int", click.IntRange), ("float", FiniteRange)):
         if kind in row:
             row["type"] = bounded(**row.pop(kind))
@@ -183,7 +180,8 @@ class OptionGroup(Command, click.Group):
 
 
 class LazyGroup(OptionGroup):
-    """A group that knows its commands as name -> ("module:attribute", summary), and imports only the one that runs."""
+    """A group that knows its commands as name -> (file or "module:attribute", summary), and loads only the one that
+    runs."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -195,7 +193,8 @@ class LazyGroup(OptionGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
             return None
-        command: click.Command = imported(self.lazy[cmd_name][0])
+        place = self.lazy[cmd_name][0]
+        command: click.Command = imported(place) if ":" in place else declared_in(place)
         return command
 
     def resolve_command(
@@ -255,14 +254,14 @@ class RenderCommand(Command):
     """A command with the options of one dataclass, and after `--` the program of a job: its words become `ctx.obj`, as
     click would drop the `--`."""
 
-    def __init__(
-        self, *, spec: type, noun: str, section: str, callback: str, params: list[click.Parameter], **attributes: Any
-    ) -> None:
-        """`noun` is what it writes, and `section` the part of run.yaml that holds these options."""
+    def __init__(self, *, spec: str, noun: str, section: str, params: list[click.Parameter], **attributes: Any) -> None:
+        """`spec` is the dataclass as "module:attribute", `noun` what it writes, and `section` the part of run.yaml that
+        holds these options."""
         from dsrun.options import by_group
 
+        groups = by_group(imported(spec))
         own = [
-            *(field_option(each, {}) for found in by_group(spec).values() for each in found),
+            *(field_option(each, {}) for found in groups.values() for each in found),
             click.Option(
                 ["-o", "--output"],
                 metavar="FILE",
@@ -272,8 +271,8 @@ class RenderCommand(Command):
             ),
             click.Option(["--config"], metavar="FILE", help=f"run.yaml to run, and whose {section} section applies"),
         ]
-        super().__init__(params=[*own, *params], callback=lazy_callback(callback), **attributes)
-        self.titles = {each.name: title for title, found in by_group(spec).items() for each in found}
+        super().__init__(params=[*own, *params], **attributes)
+        self.titles = {each.name: title for title, found in groups.items() for each in found}
 
     def translated(self, own: list[str]) -> list[str]:
         """The words before `--` in this command's own options."""

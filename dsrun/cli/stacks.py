@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
@@ -19,7 +16,6 @@ WAIT_S = 15.0
 STALE_S = 60.0
 """Of a node whose status has not been written for so long no answer is awaited."""
 _POLL_S = 0.1
-_PATH = click.Path(path_type=Path)
 
 
 def show(run: Path, full: bool, form: str) -> int:
@@ -107,6 +103,3 @@ def _stacks(request: Path, rank: int) -> str:
         return (request / f"rank-{rank}.stacks.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "(no stack: neither may py-spy look, nor does the process answer)"
-
-
-command = format_option(declared(__file__, "dsrun.cli.stacks:show", "stacks.toml", own=globals()))

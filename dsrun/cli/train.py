@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from dsrun.cli.options import Command, declared, imported
+from dsrun.cli.options import Command, imported
 from dsrun.errors import EXIT_USAGE, UsageError
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.layout import columns_of, fitted, wrapped
@@ -206,6 +206,3 @@ def _numbers(text: str) -> tuple[int, int]:
     if not found or int(found[1]) > int(found[2] or found[1]):
         raise UsageError(f"--row {text} is neither a number from 1 on nor a range", fix="write --row 17 or --row 3..7")
     return int(found[1]), int(found[2] or found[1])
-
-
-data_command = declared(__file__, "dsrun.cli.train:show_rows", "data.toml", cls=DataCommand)

@@ -8,9 +8,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import OptionGroup, declared, format_option
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
-from dsrun.cli.wheelhouse import COMMANDS
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
@@ -18,7 +16,7 @@ from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.wheel.platform.arch import parse_archs
 from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
 from dsrun.wheel.verify.probed_machine import WheelGpu, gpus_for
-from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
+from dsrun.wheel.verify.remote import NodePool, nodes_meant
 from dsrun.wheel.verify.wheel_check import (
     WheelVerification,
     differences,
@@ -28,8 +26,6 @@ from dsrun.wheel.verify.wheel_check import (
     verify_for,
     verify_here,
 )
-
-_OWN = {"_PATH": click.Path(path_type=Path), "AT_ONCE": AT_ONCE}
 
 
 def verify(*, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str) -> int:
@@ -116,10 +112,3 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
         print_table(rows(reports))
         click.echo()
     print_findings([*(each for report in reports for each in report.findings), *findings], total=name)
-
-
-verify_command = format_option(declared(__file__, "dsrun.cli.wheel:verify", "verify_wheel.toml", own=_OWN))
-_push = format_option(declared(__file__, "dsrun.cli.wheel:push_to_nodes", "wheel_push.toml", own=_OWN))
-command = OptionGroup(
-    "wheel", [*COMMANDS, _push], help="Wheels in the store, in folders for pip, and on the nodes of a cluster."
-)

@@ -2,17 +2,12 @@
 
 from pathlib import Path
 
-import click
-
-from dsrun.cli.options import Command, declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of
 from dsrun.wheel.wheelhouse import ALL, find_wheels, write_index
-
-_PATH = click.Path(path_type=Path)
 
 
 def store() -> WheelCache:
@@ -74,10 +69,3 @@ def write_indexes(*, folder: Path, form: str) -> int:
     some = next((name for name in counts if name != ALL), ALL)
     print_line(f"pip install deepspeed==VERSION --extra-index-url {(place / some).as_uri()}/")
     return 0
-
-
-def _command(name: str, callback: str) -> Command:
-    return format_option(declared(__file__, f"dsrun.cli.wheelhouse:{callback}", f"wheel_{name}.toml", own=globals()))
-
-
-COMMANDS = [_command("list", "list_wheels"), _command("gc", "remove_unused"), _command("index", "write_indexes")]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dsrun.cli import checkpoint as checkpoint_command
+from dsrun.cli.options import declared_in
 from dsrun.findings.texts import text_of
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
@@ -115,7 +116,7 @@ def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsy
         return verify(path)
 
     monkeypatch.setattr(checkpoint_command, "read_through", read_while_training_rotates)
-    assert checkpoint_command.command.main(["verify", str(run.path)], standalone_mode=False) == 0
+    assert declared_in("checkpoint.toml").main(["verify", str(run.path)], standalone_mode=False) == 0
     assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["intact", "intact"]
 
 

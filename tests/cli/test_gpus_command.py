@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsrun.cli import gpus
+from dsrun.cli.options import declared_in
 from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.machine.gpus import LocalGpu
 
@@ -106,10 +107,11 @@ def test_gpus_of_this_machine_are_the_product(monkeypatch):
     """How to ask stands beside them, on stderr."""
     here = [LocalGpu(index=0, name="NVIDIA A100-SXM4-80GB", uuid="GPU-0", memory_total=80 << 30, capability=(8, 0))]
     monkeypatch.setattr(gpus, "visible_gpus", lambda: here)
-    done = CliRunner().invoke(gpus.command, [])
+    command = declared_in("gpus.toml")
+    done = CliRunner().invoke(command, [])
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["name", "NVIDIA A100-SXM4-80GB"]
     assert done.stderr.count("dsrun gpus ") == 4
-    found = json.loads(CliRunner().invoke(gpus.command, ["--format", "json"]).stdout)
+    found = json.loads(CliRunner().invoke(command, ["--format", "json"]).stdout)
     assert [row["compute_capability"] for row in found["gpus"]] == ["8.0"]
 
 

@@ -7,7 +7,6 @@ import click
 
 from dsrun.audit.evidence import evidence_of, runs_in
 from dsrun.audit.judge import answers, audited, folded
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line
 from dsrun.errors import EXIT_FINDINGS
 from dsrun.findings.check_table import as_json, result_lines
@@ -30,6 +29,3 @@ def audit(*, paths: tuple[str, ...], every: bool, form: str) -> int:
         for line in result_lines(rows, every=every, columns=terminal_width(sys.stdout), of=results):
             click.echo(line)
     return EXIT_FINDINGS if any(each.status == "fail" for results in found.values() for each in results) else 0
-
-
-command = format_option(declared(__file__, "dsrun.cli.audit.command:audit"))

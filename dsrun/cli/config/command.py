@@ -7,7 +7,6 @@ import click
 
 from dsrun.cli.options import LazyGroup, declaration, field_option, lazy_callback, write_grouped_options
 from dsrun.datafiles import toml_beside
-from dsrun.engine_options import OPTIMIZER_ONLY
 from dsrun.errors import UsageError, nearest
 from dsrun.options import by_group
 from dsrun.zero.generate.spec import ZeroSpec, options
@@ -99,6 +98,6 @@ def _meant(name: str, known: set[str]) -> str | None:
     return f"--set {key}=VALUE" if key else None
 
 
-_declared = declaration(__file__, own={"_OFFLOAD": click.Choice(("none", "cpu", "nvme", OPTIMIZER_ONLY))})
+_declared = declaration(_TABLE)
 _declared["params"][:0] = [field_option(each, TYPES) for each in options().values()]
 command = ConfigGroup(callback=lazy_callback("dsrun.cli.config.generate:run"), lazy=_TABLE["commands"], **_declared)

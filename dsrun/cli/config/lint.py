@@ -6,9 +6,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import click
-
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_findings, print_json, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
@@ -25,7 +22,6 @@ from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.view import TrainingFlags
 
 STDIN = "-"
-_ANY = click.UNPROCESSED
 YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
 
@@ -143,7 +139,3 @@ def _left(findings: list[Finding]) -> list[str]:
     from dsrun.findings.show import in_english  # `dsrun config` imports this module, too
 
     return [in_english(each).line for each in errors_in(findings)]
-
-
-check_command = format_option(declared(__file__, "dsrun.cli.config.lint:check_file", "check.toml", own=globals()))
-upgrade_command = declared(__file__, "dsrun.cli.config.lint:upgrade_file", "upgrade.toml")

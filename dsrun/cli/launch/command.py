@@ -3,12 +3,10 @@
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import FiniteRange, declared, log_format_option, notify_option
 from dsrun.errors import UsageError
 from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from dsrun.launch.training_job import LocalWorkers
 
 
-def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
+def workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
     """The number of workers; None for auto."""
     if value == "auto":
         return None
@@ -27,7 +25,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     raise click.BadParameter(f"{shortened(value)!r} is neither auto nor a number of workers")
 
 
-def _refuse_env(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+def refuse_env(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     if value is not None:
         fix = "the program has your environment: NAME=VALUE dsrun launch …"
         raise UsageError("--env is an option of render-slurm and render-k8s", fix=fix)
@@ -108,8 +106,3 @@ def _set_signals(*, handled: bool) -> None:
             signal.signal(signum, signal.SIG_IGN)
         elif signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
-
-
-_SECONDS, _A_SECOND, _WORDS = FiniteRange(min=0), FiniteRange(min=1), click.UNPROCESSED
-_MACHINES = click.Path(path_type=Path, dir_okay=False, exists=True)
-command = log_format_option(notify_option(declared(__file__, "dsrun.cli.launch.command:run", own=globals())))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import ComparisonRow, curves, differences, labels, metrics
@@ -88,6 +87,3 @@ def _print_plot(metric: str, drawn: dict[str, list[tuple[int, float]]]) -> None:
     legend.rstrip()
     pieces = line_plot(drawn, width=min(console.width, 120), height=_HEIGHT, ascii_only=ascii_only)
     print_rendered(console, legend, plotted(pieces, styles))
-
-
-command = format_option(declared(__file__, "dsrun.cli.monitor.compare:compare", "compare.toml"))

@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import click
-
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
+from dsrun.monitoring.overview import RunRow, runs_of, sort_rows
 from dsrun.monitoring.run_status import RunState, status_json
 from dsrun.system.terminal.display import duration, figure, size_text
 from dsrun.system.terminal.stderr import print_note
 
-_SORT = click.Choice(SORTS)
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
 
 
@@ -69,6 +65,3 @@ def _cells(row: RunRow) -> Sequence[str]:
         "" if row.bytes is None else size_text(row.bytes),
         f"{ranks} × {', '.join(sorted(names))}" if names and ranks else ranks,
     )
-
-
-command = format_option(declared(__file__, "dsrun.cli.monitor.runs:show", "runs.toml", own=globals()))

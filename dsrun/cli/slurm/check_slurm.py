@@ -1,9 +1,8 @@
 """`dsrun check-slurm`: what is wrong with an sbatch script, or dsrun's script for the same job."""
 
 from dsrun.cli.config.lint import read_text
-from dsrun.cli.options import declared, format_option
+from dsrun.cli.options import declared_in
 from dsrun.cli.output import print_findings, print_json
-from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.lint.convert import convert
@@ -21,7 +20,8 @@ def check(*, file: str, converts: bool, form: str) -> int:
     if converts:
         args = convert(read_script(text), name)
         print_note(command_line(["dsrun", "render-slurm", *args]))
-        return int(render_command.main(list(args), prog_name="dsrun render-slurm", standalone_mode=False) or 0)
+        render = declared_in("slurm/render.toml")
+        return int(render.main(list(args), prog_name="dsrun render-slurm", standalone_mode=False) or 0)
     shown = printable(name)
     findings = check_script(text, shown)
     if form == "json":
@@ -29,6 +29,3 @@ def check(*, file: str, converts: bool, form: str) -> int:
     else:
         print_findings(findings, total=shown)
     return EXIT_FINDINGS if has_errors(findings) else 0
-
-
-command = format_option(declared(__file__, "dsrun.cli.slurm.check_slurm:check", "check_slurm.toml"))

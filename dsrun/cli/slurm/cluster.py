@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
@@ -17,11 +16,7 @@ from dsrun.system.hostlist import compressed
 _LONGEST_NAMES = 40
 
 
-@click.command(cls=Command, name="cluster")
-@click.option("--partition", metavar="NAME", help="only this partition and its nodes")
-@format_option
-def command(*, partition: str | None, form: str) -> int:
-    """Nodes, GPUs with memory and compute capability, what is free, and the partitions with their limits."""
+def show(*, partition: str | None, form: str) -> int:
     facts = discover(with_accounting=False)
     partitions = _chosen(facts, partition)
     wanted = {name for each in partitions for name in each.nodes}

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
@@ -157,6 +156,3 @@ def _step(job: SlurmJob) -> str:
     epoch = f", epoch {job.progress.epoch:.2f}" if job.progress.epoch is not None else ""
     done = "; the run has reached its end" if job.finished else ""
     return f"{job.progress.step}{epoch}, at {job.progress.time}{done}"
-
-
-command = format_option(declared(__file__, "dsrun.cli.slurm.jobs:show", "jobs.toml"))

@@ -1,8 +1,7 @@
-"""`dsrun render-slurm`: its options, which are those of SlurmSpec and of render.toml. What it does is in script.py."""
+"""`dsrun render-slurm` takes options of sbatch, too. What it does is in script.py."""
 
-from dsrun.cli.options import RenderCommand, declaration
+from dsrun.cli.options import RenderCommand
 from dsrun.errors import UsageError
-from dsrun.slurm.render.options import SlurmSpec
 
 HETJOB = (
     "all nodes of a job must be alike: one torch.distributed.run a node starts the same number of workers "
@@ -22,8 +21,3 @@ class SlurmCommand(RenderCommand):
         from dsrun.slurm.render.sbatch_flags import translate
 
         return translate(own)
-
-
-command = SlurmCommand(
-    **declaration(__file__), spec=SlurmSpec, noun="script", section="slurm", callback="dsrun.cli.slurm.script:run"
-)

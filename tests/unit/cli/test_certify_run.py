@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.verdict import recorded
 from dsrun.cli.certify import run as certify
-from dsrun.cli.certify.command import command
+from dsrun.cli.options import declared_in
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from tests.unit.certify.verdicts import LLAMA, answer, check_row
 from tests.unit.report.pages import Page
+
+command = declared_in("certify/command.toml")
 
 HOSTILE = "</script><img src=x onerror=alert(2)>\"'"
 PROGRAM = """

@@ -9,13 +9,14 @@ import stat
 import pytest
 
 from dsrun.cli.config import command as config_command
-from dsrun.cli.config import lint as config_lint
+from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
 
+UPGRADE = declared_in("config/upgrade.toml")
 OLD = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}}
 WRITERS = {
     "config": lambda out: config_command.command.main(["-o", out, "--force"], standalone_mode=False),
-    "upgrade": lambda out: config_lint.upgrade_command.main(["old.json", "-o", out, "--force"], standalone_mode=False),
+    "upgrade": lambda out: UPGRADE.main(["old.json", "-o", out, "--force"], standalone_mode=False),
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_config_upgrade_in_place_symlink_and_read_only_file(tmp_path):
     real.write_text(json.dumps(OLD))
     real.chmod(0o640)
     link.symlink_to(real)
-    assert config_lint.upgrade_command.main([str(link), "--in-place"], standalone_mode=False) == 0
+    assert UPGRADE.main([str(link), "--in-place"], standalone_mode=False) == 0
     assert link.is_symlink()
     assert "offload_optimizer" in real.read_text()
     assert mode(real) == 0o640
@@ -113,5 +114,5 @@ def test_config_upgrade_in_place_symlink_and_read_only_file(tmp_path):
     real.write_text(json.dumps(OLD))
     real.chmod(0o440)
     with pytest.raises(UsageError, match="is read-only"):
-        config_lint.upgrade_command.main([str(link), "--in-place"], standalone_mode=False)
+        UPGRADE.main([str(link), "--in-place"], standalone_mode=False)
     assert json.loads(real.read_text()) == OLD

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 import pytest
 
-from dsrun.cli.slurm.jobs import command
+from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
+
+command = declared_in("slurm/jobs.toml")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import json
 
 from click.testing import CliRunner
 
-from dsrun.cli.doctor.command import command
+from dsrun.cli.options import declared_in
 from dsrun.doctor import registry
 from dsrun.findings.checks import Check
 from dsrun.findings.finding import Finding
+
+command = declared_in("doctor/command.toml")
 
 
 def test_deep_checks_run_last_and_apart(tmp_path, monkeypatch):

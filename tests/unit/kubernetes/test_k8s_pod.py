@@ -6,11 +6,13 @@ from dataclasses import fields
 
 import pytest
 
-from dsrun.cli.launch.command import command
+from dsrun.cli.options import declared_in
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
 from tests.unit.kubernetes.jobs import EVERYTHING, SCRIPT, TRAINING, container_of, job_of, objects_of, pod_of, spec_of
+
+command = declared_in("launch/command.toml")
 
 
 def variables(container: dict) -> dict:

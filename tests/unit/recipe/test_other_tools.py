@@ -7,12 +7,13 @@ import re
 
 import pytest
 
-from dsrun.cli.export import command as export
-from dsrun.cli.launch.command import command as launch
+from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
 from dsrun.recipe.compat.other_tools import answer, other_tools
 from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.resolve import resolve
+
+launch, export = declared_in("launch/command.toml"), declared_in("export.toml")
 
 
 @pytest.mark.parametrize("name", other_tools())

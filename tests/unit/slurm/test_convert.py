@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.cli.options import declared_in
 from dsrun.cli.render.rendered_job import from_flags
-from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import UsageError
 from dsrun.launch.program import any_program
 from dsrun.slurm.lint.convert import convert
@@ -22,6 +22,8 @@ from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import make_spec
+
+render_command = declared_in("slurm/render.toml")
 
 STAND_IN = Path(__file__).with_name("launch_stand_in.py")
 TWO = "--nodes=2 --gpus-per-node=2"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from dsrun.cli.options import declared_in
 from dsrun.cli.render.rendered_job import find_job, from_run_file
-from dsrun.cli.slurm.render import command
 from dsrun.cli.slurm.script import SLURM
 from dsrun.errors import UsageError
 from dsrun.launch.program import any_program, train_program
@@ -20,6 +20,8 @@ from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.site import ClusterSite, functions_file
 from dsrun.slurm.render.spec import make_spec
 from tests.unit.slurm.stand_ins import spec_of
+
+command = declared_in("slurm/render.toml")
 
 SITE = ClusterSite()
 

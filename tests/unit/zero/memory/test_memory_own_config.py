@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dsrun.cli.plan.command import command
+from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
 from dsrun.zero.memory.activations import activations
 from dsrun.zero.memory.optimizers import state_bytes
@@ -17,6 +17,8 @@ from dsrun.zero.memory.plan import choose, plan
 from dsrun.zero.memory.plan_request import is_place
 from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 from tests.unit.zero.memory.test_memory_plan import LLAMA, ZERO_2, ask
+
+command = declared_in("plan/command.toml")
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}
 
