@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, entries, find
-from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
-from dsrun.datafiles import evaluate, toml_beside
+from dsrun.cli.output import evaluated, print_fields, print_findings, print_json, print_line, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
@@ -81,16 +81,12 @@ def _state(entry: CheckpointEntry) -> str:
 
 def _row(entry: CheckpointEntry) -> list[str]:
     age = duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(entry.time)).total_seconds()))
-    return [*_values("columns", entry, age=age).values()]
-
-
-def _values(table: str, entry: CheckpointEntry, **names: Any) -> dict[str, str]:
-    names |= {"entry": entry, "state": _state(entry), "size": size_text, "short": _short, "str": str, "sum": sum}
-    return {name: evaluate(value, names) for name, value in _TABLE[table].items()}
+    return [*evaluated(_TABLE["columns"], entry=entry, state=_state(entry), age=age).values()]
 
 
 def _lines(found: CheckpointContents) -> list[tuple[str, str]]:
-    lines = _values("fields", found.entry, found=found, facts=found.facts, weights=_weights(found))
+    names = {"entry": found.entry, "state": _state(found.entry), "weights": _weights(found), "short": _short}
+    lines = evaluated(_TABLE["fields"], **names, found=found, facts=found.facts)
     return [*lines.items(), *((f"  {kind.name}", f"{size_text(kind.size)} in {kind.files}") for kind in found.kinds)]
 
 

@@ -74,6 +74,16 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
         write_file(Path(name), content, force=force)
 
 
+def evaluated(table: Mapping[str, str], **names: Any) -> dict[str, str]:
+    """The texts of a table of a TOML file, which are Python expressions of these names, and of `str`, `sum`, `sorted`
+    and `size`."""
+    from dsrun.datafiles import evaluate  # not for JSON and files
+    from dsrun.system.terminal.display import size_text
+
+    names |= {"str": str, "sum": sum, "sorted": sorted, "size": size_text}
+    return {name: evaluate(text, names) for name, text in table.items()}
+
+
 def print_table(rows: Iterable[Sequence[str]], *, head: bool = True) -> None:
     """Print rows of cells with aligned columns; on a terminal, what does not fit folds below the rest of its row, with
     `head` by the names of the first row."""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dsrun.cli.output import print_json, print_line, print_table
-from dsrun.datafiles import evaluate, toml_beside
+from dsrun.cli.output import evaluated, print_json, print_line, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of
@@ -25,12 +25,7 @@ def list_wheels(*, folder: Path | None, form: str) -> int:
         print_line(f"{place}: no wheels")
         return 0
     columns = toml_beside(__file__, "wheel_list.toml")["columns"]
-    print_table(
-        [
-            [*columns],
-            *([evaluate(each, {"wheel": wheel, "place": place}) for each in columns.values()] for wheel in wheels),
-        ]
-    )
+    print_table([[*columns], *([*evaluated(columns, wheel=each, place=place).values()] for each in wheels)])
     return 0
 
 

@@ -1,17 +1,17 @@
 """`dsrun runs`: all runs of a folder in one table."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from dsrun.cli.output import print_json, print_table
+from dsrun.cli.output import evaluated, print_json, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.monitoring.overview import RunRow, runs_of, sort_rows
 from dsrun.monitoring.run_status import RunState, status_json
-from dsrun.system.terminal.display import duration, figure, size_text
+from dsrun.system.terminal.display import duration, figure
 from dsrun.system.terminal.stderr import print_note
 
-HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
+_COLUMNS = toml_beside(__file__)["columns"]
 
 
 def show(*, folder: str | None, order: str, state: str | None, no_size: bool, form: str) -> int:
@@ -23,8 +23,8 @@ def show(*, folder: str | None, order: str, state: str | None, no_size: bool, fo
         print_json({"folder": place, "runs": [as_json(row) for row in shown]})
         return 0
     if shown:
-        drop = [HEAD.index("SIZE")] if no_size else []
-        table = [HEAD, *map(_cells, shown)]
+        drop = [[*_COLUMNS].index("SIZE")] if no_size else []
+        table = [[*_COLUMNS], *map(_cells, shown)]
         print_table([[cell for place, cell in enumerate(row) if place not in drop] for row in table])
     if len(shown) < len(rows):
         print_note(f"{len(rows) - len(shown)} of {len(rows)} runs are in other states than {state}")
@@ -49,19 +49,7 @@ def as_json(row: RunRow) -> dict[str, Any]:
     return {"name": row.name, "gpus": list(row.gpus), "bytes": row.bytes, **status_json(row.status)}
 
 
-def _cells(row: RunRow) -> Sequence[str]:
-    status, best = row.status, row.status.best
-    step = "" if status.step is None else f"{status.step:,}" + (f"/{status.max_steps:,}" if status.max_steps else "")
-    names = {name.removeprefix("NVIDIA ") for name in row.gpus}
-    ranks = "" if status.world_size is None else str(status.world_size)
-    return (
-        row.name,
-        status.state + (f" ({status.cause})" if status.cause and status.state == "failed" else ""),
-        step,
-        "nan" if not status.loss_is_finite else "" if status.loss is None else figure(status.loss),
-        "" if best is None else f"{best.metric.removeprefix('eval_')} {figure(best.value)}",
-        "" if status.silent_s is None else duration(status.silent_s),
-        "" if status.since_s is None else duration(status.since_s),
-        "" if row.bytes is None else size_text(row.bytes),
-        f"{ranks} × {', '.join(sorted(names))}" if names and ranks else ranks,
-    )
+def _cells(row: RunRow) -> list[str]:
+    names = ", ".join(sorted({name.removeprefix("NVIDIA ") for name in row.gpus}))
+    more = {"status": row.status, "names": names, "duration": duration, "figure": figure}
+    return [*evaluated(_COLUMNS, row=row, **more).values()]

@@ -5,13 +5,15 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.cli.output import evaluated, print_json, print_line, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
 from dsrun.slurm.cluster.discover import discover
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
 
+_TABLE = toml_beside(__file__)
 # Characters of a list of nodes in the table; thousands of nodes without a pattern would fill screens.
 _LONGEST_NAMES = 40
 
@@ -30,7 +32,7 @@ def show(*, partition: str | None, form: str) -> int:
     click.echo()
     print_table(_node_rows(nodes))
     click.echo()
-    print_table(_partition_rows(facts, partitions))
+    print_table([[*_TABLE["columns"]], *(_partition_row(facts, each) for each in partitions)])
     return 0
 
 
@@ -77,32 +79,13 @@ def _gpu_cells(node: SlurmNode, group: GpuGroup | None) -> tuple[str, str, str, 
     )
 
 
-def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("PARTITION", "STATE", "TIME LIMIT", "NODES", "GPUS FREE", "LIMITS")]
-    for each in partitions:
-        nodes = facts.nodes_of(each)
-        gpus, free = sum(node.gpu_count for node in nodes), sum(node.gpus_free for node in nodes)
-        rows.append(
-            (
-                each.name + ("*" if each.default else ""), each.state.lower(), notation.clock(each.time_limit),
-                str(len(nodes)), f"{free} of {gpus}" if gpus else "-", _limits(each),
-            )
-        )  # fmt: skip
-    return rows
-
-
-def _limits(each: Partition) -> str:
-    memory = each.max_memory_per_node
-    limits = {
-        "default time": notation.clock(each.time_default) if each.time_default else "",
-        "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != NO_LIMIT else "",
-        "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != NO_LIMIT else "",
-        "memory a node": f"at most {notation.gib(memory)}" if memory != NO_LIMIT else "",
-        "accounts": " ".join((*each.accounts, *(f"not {name}" for name in each.denied_accounts))),
-        "qos": " ".join((*each.qos, *(f"not {name}" for name in each.denied_qos))),
-        "groups": " ".join(each.groups),
-    }
-    return "; ".join(f"{name} {value}" for name, value in limits.items() if value)
+def _partition_row(facts: ClusterFacts, each: Partition) -> list[str]:
+    nodes = facts.nodes_of(each)
+    names = {"gpus": sum(node.gpu_count for node in nodes), "free": sum(node.gpus_free for node in nodes)}
+    limits = evaluated(_TABLE["limits"], each=each, clock=notation.clock, gib=notation.gib, NO_LIMIT=NO_LIMIT)
+    shown = "; ".join(f"{name} {value}" for name, value in limits.items() if value)
+    columns = evaluated(_TABLE["columns"], each=each, nodes=len(nodes), clock=notation.clock, limits=shown, **names)
+    return [*columns.values()]
 
 
 def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import print_fields, print_json, print_table
+from dsrun.cli.output import evaluated, print_fields, print_json, print_table
+from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.findings.texts import text_of
@@ -24,6 +25,7 @@ from dsrun.system import slurm
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_detail, print_note
 
+_TABLE = toml_beside(__file__)
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
 
@@ -90,26 +92,11 @@ def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
     if not jobs:
         click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
         return
-    head = ("JOB", "NAME", "STATE", "TIME", "NODES", "STEP", "LOSS", "RUN")
-    print_table([head, *map(_row, jobs)])
+    print_table([[*_TABLE["columns"]], *map(_row, jobs)])
 
 
 def _row(job: SlurmJob) -> tuple[str, ...]:
-    reason = job.reason if job.state == "PENDING" else job.cause
-    why = f" ({reason})" if reason else ""
-    step = str(job.progress.step) if job.progress and job.progress.step is not None else ""
-    return (
-        job.id, " ".join(job.name.split()), job.state + why, job.elapsed, _nodes(job),
-        step + (" done" if job.finished else ""), _loss(job), _here(job.run),
-    )  # fmt: skip
-
-
-def _nodes(job: SlurmJob) -> str:
-    return job.nodes or ("" if job.is_final else f"{job.node_count} wanted")
-
-
-def _loss(job: SlurmJob) -> str:
-    return f"{job.progress.loss:.4g}" if job.progress and job.progress.loss is not None else ""
+    return tuple(evaluated(_TABLE["columns"], job=job, progress=job.progress, here=_here).values())
 
 
 def _here(run: str | None) -> str:
@@ -127,32 +114,7 @@ def explained_reason(job: SlurmJob) -> str:
 def _print_one(job: SlurmJob) -> None:
     text = slurm.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
-    ended = f", exit code {view.result}" if view and view.is_final else ""
+    row = dict(zip(_TABLE["columns"], _row(job), strict=True))
     cause = translated(text_of("verdict.more", title=cause_named(job.cause).title)) if job.cause else ""
-    lines = {
-        "job": f"{job.id} {' '.join(job.name.split())}",
-        "state": job.state + ended,
-        "reason": explained_reason(job),
-        "partition": job.partition,
-        "nodes": _nodes(job),
-        "time": f"{job.elapsed} of {job.time_limit}" if job.time_limit else job.elapsed,
-        "submitted": job.submitted,
-        "started": job.started,
-        "ended": job.ended,
-        "requeued": f"{view.restarts} time{'s' if view.restarts > 1 else ''}" if view and view.restarts else "",
-        "folder": job.work_dir,
-        "log": view.log or "" if view else "",
-        "run": job.run or "",
-        "cause": f"{job.cause}: {cause}" if job.cause else "",
-        "step": _step(job),
-        "loss": _loss(job),
-    }
-    print_fields(lines.items(), width=11)
-
-
-def _step(job: SlurmJob) -> str:
-    if job.progress is None:
-        return ""
-    epoch = f", epoch {job.progress.epoch:.2f}" if job.progress.epoch is not None else ""
-    done = "; the run has reached its end" if job.finished else ""
-    return f"{job.progress.step}{epoch}, at {job.progress.time}{done}"
+    names = {"view": view, "reason": explained_reason(job), "cause": cause, "row": row, "progress": job.progress}
+    print_fields(evaluated(_TABLE["fields"], job=job, **names).items(), width=11)
