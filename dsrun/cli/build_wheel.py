@@ -31,7 +31,10 @@ def build(
     *, output: str | None, find_links: tuple[str, ...], keep: bool, force: bool, dry_run: bool, form: str, **given: Any
 ) -> int:
     """The callback of `dsrun build-wheel`."""
-    _refuse_empty({**given, "output": output})
+    for name, value in {**given, "output": output}.items():
+        # An unset variable of a script must not start an hour of the default build.
+        if isinstance(value, str) and not value.strip():
+            raise UsageError(f"--{name} is empty", fix="give it a value, or remove it")
     if output is not None:
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():
@@ -56,13 +59,6 @@ def build(
 def _described(plan: BuildPlan) -> dict[str, Any]:
     request = plan.build.request
     return {"key": request.key, "inputs": request, "findings": plan.findings}
-
-
-def _refuse_empty(given: dict[str, Any]) -> None:
-    """Reject empty values: an unset variable of a script must not start an hour of the default build."""
-    for name, value in given.items():
-        if isinstance(value, str) and not value.strip():
-            raise UsageError(f"--{name} is empty", fix="give it a value, or remove it")
 
 
 def _refuse_unwritable(output: Path) -> None:

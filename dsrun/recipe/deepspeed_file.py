@@ -67,7 +67,9 @@ def with_deepspeed_read(
         raise
     _check_rates(recipe, config, file)
     completed = with_defaults(recipe, _numbers(config), file)
-    gather = _gather(config)
+    zero = config.get("zero_optimization")
+    lacks = isinstance(zero, dict) and zero.get("stage") == 3 and not any(zero.get(key) for key in GATHER)
+    gather = GATHER[:1] if lacks else ()
     if linting:
         added = DERIVED | {f"zero_optimization.{key}": True for key in gather}
         _lint(completed, file, world_size, partial(linting, added=added))
@@ -111,13 +113,6 @@ def _check_rates(recipe: Recipe, config: Mapping[str, Any], file: str) -> None:
             f"{recipe.where(given[0])}: the {block} block of {file} gives all parameters one learning rate",
             fix=f"remove the block, and write {'--lr_scheduler_type' if block == 'scheduler' else '--optim'} NAME",
         )
-
-
-def _gather(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key by which ZeRO-3 gathers weights to be saved, where the file does not have it."""
-    zero = config.get("zero_optimization")
-    missing = isinstance(zero, dict) and zero.get("stage") == 3 and not any(zero.get(key) for key in GATHER)
-    return GATHER[:1] if missing else ()
 
 
 def _lint(recipe: Recipe, file: str, world_size: int | None, linting: partial[None]) -> None:

@@ -173,21 +173,16 @@ def from_value(flag: RecipeFlag, value: Any) -> Any:
             return None
         raise RejectedValue("null is not a valid value")
     if isinstance(value, dict):
-        return from_mapping(flag, value)
+        if flag.kind == "json":
+            return value
+        if "=" in (flag.metavar or ""):  # a list of KEY=VALUE
+            return [f"{key}={_word(each)}" for key, each in value.items()]
+        raise RejectedValue(f"a mapping is not a valid value; it takes {describe(flag)}")
     if isinstance(value, list):
         if flag.kind not in ("list", "list|str"):
             raise RejectedValue(f"a list is not a valid value; it takes {describe(flag)}")
         return from_texts(flag, [_word(each) for each in value])
     return from_text(flag, _word(value))
-
-
-def from_mapping(flag: RecipeFlag, value: dict[str, Any]) -> Any:
-    """The value of a flag that got an object: JSON flags keep it, KEY=VALUE lists take it apart."""
-    if flag.kind == "json":
-        return value
-    if "=" in (flag.metavar or ""):
-        return [f"{key}={_word(each)}" for key, each in value.items()]
-    raise RejectedValue(f"a mapping is not a valid value; it takes {describe(flag)}")
 
 
 def _word(value: Any) -> str:

@@ -21,7 +21,11 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     without looking at models, data or hardware.
     """
     notices: list[str] = []
-    given = _with_implied(given_values(argv, cwd, notices))
+    given = given_values(argv, cwd, notices)
+    every = given.get("eval_steps")
+    if every is not None and every.value is not None and "eval_strategy" not in given:
+        # The Trainer would evaluate at no step at all for --eval-steps alone.
+        given["eval_strategy"] = replace(every, name="eval_strategy", value="steps")
     values = {name: each.value for name, each in given.items()}
     recipe = Recipe.of(values, {name: each.source for name, each in given.items()}, argv=tuple(argv))
     return replace(recipe, notices=(*notices, *validate(recipe)))
@@ -92,14 +96,6 @@ def _merge(layers: Sequence[Mapping[str, ParsedValue]], notices: list[str]) -> d
                 continue
             merged[name] = each
     return merged
-
-
-def _with_implied(given: Mapping[str, ParsedValue]) -> dict[str, ParsedValue]:
-    """With what a flag says without words: the Trainer would evaluate at no step at all for --eval-steps alone."""
-    every = given.get("eval_steps")
-    if every is None or every.value is None or "eval_strategy" in given:
-        return dict(given)
-    return {**given, "eval_strategy": replace(every, name="eval_strategy", value="steps")}
 
 
 def _displaced(stronger: Iterable[tuple[str, Any]]) -> dict[str, str]:

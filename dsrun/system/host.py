@@ -73,13 +73,13 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 def memory_available(root: Path = ROOT) -> int:
     """Bytes of host memory that can still be had without swapping or meeting a cgroup limit."""
     left = [left for folder in cgroups(root, "memory") if (left := _memory_left(folder)) is not None]
-    return max(0, min([_meminfo(root, "MemAvailable"), *left]))
+    return max(0, min([meminfo(root, "MemAvailable"), *left]))
 
 
 def memory_total(root: Path = ROOT) -> int:
     """Bytes of host memory this process may use at all: the machine's, or the smallest cgroup limit."""
     limits = [limit for folder in cgroups(root, "memory") if (limit := _memory_limit(folder)) is not None]
-    return min([_meminfo(root, "MemTotal"), *limits])
+    return min([meminfo(root, "MemTotal"), *limits])
 
 
 def oom_kills(root: Path = ROOT) -> int:
@@ -140,7 +140,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _meminfo(root: Path, key: str) -> int:
+def meminfo(root: Path, key: str) -> int:
     """A line of /proc/meminfo in bytes; psutil where that file does not exist."""
     for line in text_of_file(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")

@@ -76,13 +76,20 @@ def resolve_source(text: str | None, into: Path, *, cache: Path) -> SourceIdenti
     text = (text or "").strip()
     try:
         if wanted.kind == "sdist":
-            _from_sdist(wanted, text, into, cache)
+            unpack(_existing(text) or fetch_sdist(wanted.version, wanted.digest.removeprefix("sha256:"), cache), into)
+            if (found := _tree_version(into)) != wanted.version:
+                raise UsageError(f"the sdist of DeepSpeed {wanted.version} contains version {found}")
         elif text.startswith("git+"):
             check_out(parse_remote(text), wanted.digest.removeprefix("git:"), into)
             shutil.rmtree(into / ".git")
             check_links(into, tree_files(into))
         else:
-            _from_folder(wanted, Path(text).expanduser(), into)
+            path = Path(text).expanduser()
+            files = list(tree_files(path))
+            copy_tree(path, files, into)
+            if tree_digest(into, files) != wanted.digest:
+                fix = "try again when no other process writes to it"
+                raise UsageError(f"{path} changed while it was copied", fix=fix)
         return replace(wanted, version=wanted.version or _tree_version(into))
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
@@ -146,17 +153,3 @@ def _tree_version(path: Path) -> str:
             f"{path / 'version.txt'} cannot be read: {error.strerror or error}", fix="give another source tree"
         ) from None
     return release_version(text, path / "version.txt")
-
-
-def _from_sdist(wanted: SourceIdentity, text: str, into: Path, cache: Path) -> None:
-    unpack(_existing(text) or fetch_sdist(wanted.version, wanted.digest.removeprefix("sha256:"), cache), into)
-    found = _tree_version(into)
-    if found != wanted.version:
-        raise UsageError(f"the sdist of DeepSpeed {wanted.version} contains version {found}")
-
-
-def _from_folder(wanted: SourceIdentity, path: Path, into: Path) -> None:
-    files = list(tree_files(path))
-    copy_tree(path, files, into)
-    if tree_digest(into, files) != wanted.digest:
-        raise UsageError(f"{path} changed while it was copied", fix="try again when no other process writes to it")

@@ -2,7 +2,7 @@
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -84,17 +84,12 @@ def write_index(folder: Path) -> dict[str, int]:
     for wheel in wheels:
         if wheel.group:
             groups[wheel.group].append(wheel)
-    for old in _indexes(folder):
-        groups.setdefault(old, [])
+    for page in folder.glob("*/index.html"):
+        if _MARK in page.read_text(encoding="utf-8", errors="replace"):
+            groups.setdefault(page.parent.name, [])
     for name, members in groups.items():
         _write_pages(folder / name, members)
     return {name: len(members) for name, members in groups.items()}
-
-
-def _indexes(folder: Path) -> Iterator[str]:
-    for page in folder.glob("*/index.html"):
-        if _MARK in page.read_text(encoding="utf-8", errors="replace"):
-            yield page.parent.name
 
 
 def _write_pages(root: Path, wheels: Sequence[WheelFile]) -> None:

@@ -36,32 +36,23 @@ def run_collectives(*, form: str, findings: Sequence[Finding] = (), **given: Any
     """
     place = place_of(**given, environ=os.environ)
     if isinstance(place, SrunLauncher):
-        return _through_srun(place.nodes)
+        if shutil.which("srun") is None:
+            raise MissingError("inside a SLURM job, but srun is not installed", fix="--ranks N for this machine alone")
+        argv = [*srun_argv(place.nodes, os.environ), "--kill-on-bad-exit=0", sys.executable, "-m", "dsrun"]
+        os.execvp("srun", [*argv, *sys.argv[1:]])
     outcome = run_test(
         place, secret=os.environ.get(variables.SECRET), limits=None, notify=print_note, findings=findings
     )
     if outcome.seen is not None and outcome.verdict is not None:
-        _hand_over(outcome.verdict)
+        shared = os.environ.get(variables.FAILURES)
+        if shared and outcome.verdict.exclude:
+            with suppress(OSError):  # the script of a SLURM job reads there which nodes to avoid
+                Path(shared, EXCLUDE_FILE).write_text("".join(f"{host}\n" for host in outcome.verdict.exclude))
         _print(outcome.seen, outcome.verdict, form)
     elif outcome.finding is not None:
         # stdout has the leader's table.
         print_note(shown(outcome.finding).line)
     return outcome.exit_code
-
-
-def _through_srun(nodes: int) -> int:
-    if shutil.which("srun") is None:
-        raise MissingError("inside a SLURM job, but srun is not installed", fix="--ranks N for this machine alone")
-    argv = [*srun_argv(nodes, os.environ), "--kill-on-bad-exit=0", sys.executable, "-m", "dsrun", *sys.argv[1:]]
-    os.execvp("srun", argv)
-
-
-def _hand_over(verdict: CollectiveVerdict) -> None:
-    """Tell the script of a SLURM job which nodes to avoid."""
-    shared = os.environ.get(variables.FAILURES)
-    if shared and verdict.exclude:
-        with suppress(OSError):
-            Path(shared, EXCLUDE_FILE).write_text("".join(f"{host}\n" for host in verdict.exclude))
 
 
 def _print(seen: CollectiveObservations, verdict: CollectiveVerdict, form: str) -> None:

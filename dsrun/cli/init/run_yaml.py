@@ -132,17 +132,13 @@ def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
         path.write_text(text, encoding="utf-8")
         recipe = resolve(["--config", name], Path(folder))
         if slurm:
-            _check_slurm(path, name)
+            from dsrun.recipe.runfile import read_section
+            from dsrun.slurm.render.spec import make_spec, run_file_value
+
+            make_spec([run_file_value(*entry) for entry in read_section(path, name, "slurm")])
     check_inputs(recipe)
     check_packages(recipe)
     return recipe.notices
-
-
-def _check_slurm(path: Path, name: str) -> None:
-    from dsrun.recipe.runfile import read_section
-    from dsrun.slurm.render.spec import make_spec, run_file_value
-
-    make_spec([run_file_value(key, values, where) for key, values, where in read_section(path, name, "slurm")])
 
 
 def commands(answers: RunYamlAnswers, file: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
-    from dsrun.launch.training_job import LocalWorkers
 
 
 def workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
@@ -85,15 +84,12 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
     work = replace(work_of(options, parsed, nodes=place.nodes), env=env)
     if place.tool and place.node == 0:
-        _note_binding(work.topology, place.tool)
+        # mpirun and others bind what they start to one core by default, and so all that this starts.
+        here, there = work.topology, os.cpu_count() or 1
+        if here.cores < min(there, max(2, here.workers)):
+            some = f"the {here.workers} workers here may use {here.cores} of {there} cores"
+            print_note(f"{some}: start it by {place.tool}")
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
-
-
-def _note_binding(topology: "LocalWorkers", tool: str) -> None:
-    """mpirun and others bind what they start to one core by default, and so all that this starts."""
-    there = os.cpu_count() or 1
-    if topology.cores < min(there, max(2, topology.workers)):
-        print_note(f"the {topology.workers} workers here may use {topology.cores} of {there} cores: start it by {tool}")
 
 
 def _set_signals(*, handled: bool) -> None:

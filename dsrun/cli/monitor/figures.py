@@ -39,14 +39,13 @@ def figures_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSec
     grid.add_column(no_wrap=True, overflow="ellipsis", width=width - _LABEL - 1)
     for name, text in rows:
         grid.add_row(name, text)
-    plot = None
-    if is_wide:
-        high = max(_PLOT_HEIGHT, len(rows))
-        plot = _loss_plot(snapshot, room.width - width - 3, high, ascii_only=room.ascii_only)
-    if plot is None:
+    curve = series(snapshot.history.steps, "loss") if is_wide else []
+    if len(curve) < 3:
         return MonitorSection(grid, len(rows)) if room.is_low else MonitorSection(Group(Text(), grid), len(rows) + 1)
+    high = max(_PLOT_HEIGHT, len(rows))
+    pieces = line_plot({"loss": curve}, width=room.width - width - 3, height=high, ascii_only=room.ascii_only)
     both = Table.grid(padding=(0, 2))
-    both.add_row(grid, plot)
+    both.add_row(grid, plotted(pieces, {"loss": "green"}))
     return MonitorSection(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
 
 
@@ -105,10 +104,3 @@ def _run_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
             ("last output", Text(f"{duration(status.silent_s)} ago", style="yellow" if status.silent_s > slow else ""))
         )
     return rows
-
-
-def _loss_plot(snapshot: MonitorSnapshot, width: int, height: int, *, ascii_only: bool) -> Text | None:
-    curve = series(snapshot.history.steps, "loss")
-    if len(curve) < 3:
-        return None
-    return plotted(line_plot({"loss": curve}, width=width, height=height, ascii_only=ascii_only), {"loss": "green"})

@@ -33,7 +33,12 @@ MOST_HOURS = 1_000_000
 def show(
     *, job_id: str | None, follow: bool, state: str | None, name: str | None, limit: int, hours: float, form: str
 ) -> int:
-    _check_flags(job_id, follow=follow, hours=hours)
+    if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
+        raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
+    if not 0 <= hours <= MOST_HOURS:  # rejects nan too
+        raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
+    if follow and job_id is None:
+        raise UsageError("--follow needs a job ID", fix="dsrun jobs ID --follow")
     if follow and form == "json":
         raise UsageError("--follow does not go with --format json", fix="remove one of them")
     if follow and job_id:
@@ -54,15 +59,6 @@ def show(
 def _wanted(job: SlurmJob, *, state: str | None, name: str | None) -> bool:
     states = [each.strip().upper() for each in state.split(",")] if state else [job.state]
     return job.state in states and (name is None or fnmatchcase(job.name, name))
-
-
-def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:
-    if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
-        raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
-    if not 0 <= hours <= MOST_HOURS:  # rejects nan too
-        raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
-    if follow and job_id is None:
-        raise UsageError("--follow needs a job ID", fix="dsrun jobs ID --follow")
 
 
 def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:

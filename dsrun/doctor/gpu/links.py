@@ -1,7 +1,6 @@
 """How the GPUs reach one another and the network: NVLink, peer-to-peer over PCIe, GPUDirect RDMA."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -37,11 +36,6 @@ def _fewer(gpu: GpuState, most: int) -> Finding:
     return finding_of("nvlink_down.fewer", gpu=gpu, links=sum(gpu.nvlinks), most=most, down=down)
 
 
-@cache
-def _peer_states() -> dict[int, dict[str, Any]]:
-    return {int(number): row for number, row in toml_beside(__file__, "peer_states.toml")["state"].items()}
-
-
 def look_at_peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     if len(gpus) < 2:
@@ -61,7 +55,7 @@ def look_at_peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
 
 
 def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
-    row = _peer_states().get(state, {})
+    row = toml_beside(__file__, "peer_states.toml")["state"].get(str(state), {})
     one, other = pairs[0]
     values: dict[str, Any] = {
         "one": one.index,

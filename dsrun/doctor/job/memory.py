@@ -17,7 +17,7 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
 from dsrun.system.files import nearest_existing
-from dsrun.system.host import memory_available, memory_total
+from dsrun.system.host import meminfo, memory_available, memory_total
 from dsrun.system.terminal.display import counted
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.plan import plan
@@ -151,7 +151,7 @@ def look_at_host(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findin
         key = "host_memory.training" if offload == "none" else "host_memory.offloading"
         what, less = text_of(key, wanted=wanted / GIB, offload=offload), text_of("host_memory.no_offload")
     if wanted > total:
-        machines = _machines(machine)
+        machines = meminfo(machine.root, "MemTotal")  # a cgroup may leave less
         key = "host_memory_small.limited" if machines > total else "host_memory_small.all"
         fix = joined("; ", [text_of("host_memory_small.more"), less])
         yield finding_of(key, what=what, total=total / GIB, machine=machines / GIB, fix=fix)
@@ -160,14 +160,6 @@ def look_at_host(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findin
     else:
         yield finding_of("host_memory", what=what, free=free / GIB)
     yield from _nvme(machine, target, planned)
-
-
-def _machines(machine: MachineFacts) -> int:
-    """The bytes of the machine, of which a cgroup may leave less; 0 where the kernel does not say."""
-    for line in (machine.text("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _nvme(machine: MachineFacts, target: DoctorTarget, planned: MemoryNeeds) -> Iterator[Finding]:

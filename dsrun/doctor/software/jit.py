@@ -29,7 +29,10 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     own = _own(machine)
     folder = _shown(own)
-    yield from _locks(machine, own)
+    for place in dict.fromkeys((own, build_root(machine.environ))):
+        left = abandoned(build_locks(place), machine.now(), machine.text("/proc/self/mounts") or "")
+        for lock, state in left.items():
+            yield finding_of("jit_cache_lock", lock=lock, age=duration(state.age_s(machine.now())))
     base = nearest_existing(own)
     if not os.access(base, os.W_OK | os.X_OK):
         yield finding_of("jit_cache_unwritable", folder=folder, base=base)
@@ -49,13 +52,6 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("jit_cache_triton", folder=_shown(triton), kind=triton_mount.kind)
     if mount and not mount.shared and "noexec" in mount.options:
         yield finding_of("jit_cache_noexec", folder=folder)
-
-
-def _locks(machine: MachineFacts, own: Path) -> Iterator[Finding]:
-    for folder in dict.fromkeys((own, build_root(machine.environ))):
-        left = abandoned(build_locks(folder), machine.now(), machine.text("/proc/self/mounts") or "")
-        for lock, state in left.items():
-            yield finding_of("jit_cache_lock", lock=lock, age=duration(state.age_s(machine.now())))
 
 
 def _own(machine: MachineFacts) -> Path:

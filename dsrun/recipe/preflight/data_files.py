@@ -18,6 +18,8 @@ FORMATS: Final[dict[str, str]] = toml_beside(__file__)
 HEAD: Final = 1 << 20
 """Bytes looked at; after decompression, for gzip."""
 
+# The mislabellings that people make most: how a file begins, which suffix it may have, and what it is.
+_MARKS = (b"PAR1", "parquet", "a Parquet"), (b"\x1f\x8b", "bin", "a gzip"), (b"PK\x03\x04", "bin", "a zip")
 _TEXT_FORMATS = ("json", "csv", "tsv", "txt")
 LLM_C_MAGIC: Final = {20240520: "uint16", 20240801: "uint32"}
 """The first number of a token file of llm.c (llmc/dataloader.h), and the dtype of the ids after the header."""
@@ -49,7 +51,9 @@ def check_data_file(path: Path) -> None:
     begin like what its suffix says, or like text."""
     kind = data_format(path)
     head, complete = _read_head(path)
-    _refuse_other_format(path, kind, head)
+    for mark, able, what in _MARKS:
+        if head.startswith(mark) and kind != able:
+            raise UsageError(f"{path} is {what} file, not {kind} as its suffix says", fix="rename it to what it is")
     if kind == "parquet":
         _check_parquet(path)
     elif kind == "npy":
@@ -84,14 +88,6 @@ def _read_head(path: Path) -> tuple[bytes, bool]:
     if not head:
         raise UsageError(f"{path} is empty")
     return head[:HEAD], len(head) <= HEAD
-
-
-def _refuse_other_format(path: Path, kind: str, head: bytes) -> None:
-    """The mislabellings that people make most."""
-    marks = (b"PAR1", "parquet", "a Parquet"), (b"\x1f\x8b", "bin", "a gzip"), (b"PK\x03\x04", "bin", "a zip")
-    for mark, able, what in marks:
-        if head.startswith(mark) and kind != able:
-            raise UsageError(f"{path} is {what} file, not {kind} as its suffix says", fix="rename it to what it is")
 
 
 def _check_parquet(path: Path) -> None:

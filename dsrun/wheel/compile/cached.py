@@ -75,9 +75,6 @@ def cached_build(
     key = build.request.key
     waited = False
 
-    def report_damage(why: str) -> None:
-        notify(f"the stored wheel is damaged and is built again: {why}")
-
     def report_wait() -> None:
         nonlocal waited
         waited = True
@@ -87,7 +84,8 @@ def cached_build(
     if stored:
         return stored
     with store.exclusive(key, report_wait):
-        stored = store.find(key, report_damage) if waited or not force else None
+        damaged = "the stored wheel is damaged and is built again: {}".format
+        stored = store.find(key, lambda why: notify(damaged(why))) if waited or not force else None
         if stored:
             return stored
         failed_log = store.root / f"{key}.failed.log"

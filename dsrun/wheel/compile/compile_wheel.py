@@ -37,6 +37,8 @@ from dsrun.wheel.verify.contents import read_wheel
 HOOK = "import sys; from setuptools.build_meta import __legacy__ as backend; backend.build_wheel(sys.argv[1])"
 # setup.py compiles pin_memory with these whatever was asked: apart from them it would be compiled twice.
 _TOGETHER = ("pin_memory", "async_io", "gds")
+# Of an earlier build; the last comes with the sdist, and would stay if setup.py did not write it.
+_LEFT_BEHIND = shutil.ignore_patterns(".git", "*.egg-info", "__pycache__", "git_version_info_installed.py")
 # Compilers have nothing to save when they are told to end.
 _GRACE_S = 3.0
 
@@ -135,15 +137,6 @@ def plan_processes(
     return processes, width
 
 
-def make_tracker(processes: Sequence[CompileProcess], request: WheelRequest) -> BuildTracker:
-    """A tracker that expects kernels to take longer, the more so the more architectures there are."""
-    archs = len(request.archs.split(";"))
-    return BuildTracker(
-        weights={process.label: sum(_weight(op, archs) for op in process.ops) for process in processes},
-        libraries={process.label: len(process.ops) for process in processes},
-    )
-
-
 def _weight(op: DeepspeedOp, archs: int) -> float:
     """Compile time relative to cpu_adam's (measured: fused_adam for three GPUs 1.5, async_io 1.5)."""
     if op.name in ("async_io", "gds"):
@@ -207,7 +200,11 @@ def _build(
     log = staged / LOG_NAME
     log.write_text("".join(f"{_names(group)}\tcompiled before, for another wheel\n" for group in ready), "utf-8")
     processes, width = plan_processes(build, [group for group in keys if group not in ready], folder, environ)
-    tracker = make_tracker(processes, build.request)
+    archs = len(build.request.archs.split(";"))  # the more there are, the longer kernels take
+    tracker = BuildTracker(
+        weights={process.label: sum(_weight(op, archs) for op in process.ops) for process in processes},
+        libraries={process.label: len(process.ops) for process in processes},
+    )
     for group in ready:
         on_event(BuildEvent(kind="reused", label=_names(group), name=_names(group)), tracker)
     if processes:
@@ -244,17 +241,8 @@ def _copy_sources(
     if source.digest != build.request.source:
         raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
     for process in processes:
-        _copy_tree(folder / "source", process.tree)
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    """Copy the source for one process; what an earlier build left there is not copied.
-
-    `deepspeed/git_version_info_installed.py` comes with the sdist and would stay if setup.py did not write it.
-    """
-    ignore = shutil.ignore_patterns(".git", "*.egg-info", "__pycache__", "git_version_info_installed.py")
-    shutil.copytree(source, target, symlinks=True, ignore=ignore)
-    shutil.rmtree(target / "build", ignore_errors=True)
+        shutil.copytree(folder / "source", process.tree, symlinks=True, ignore=_LEFT_BEHIND)
+        shutil.rmtree(process.tree / "build", ignore_errors=True)
 
 
 def _only_wheel(folder: Path) -> Path:

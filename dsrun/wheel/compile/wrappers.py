@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import MissingError, ToolError
-from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.cpu import TABLES, CpuLevel, resolve_level
-from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler
+from dsrun.wheel.platform.cxx import CxxCompiler, asked, c_compiler
 from dsrun.wheel.platform.nvcc import Nvcc
 
-_TIMEOUT_S = 60.0
 _SOURCE_FLAG = "--orig_src_path_name"
 # ccache hands on paths below CCACHE_BASEDIR relative to where the compiler runs, at most this deep in a source tree.
 _DEPTH = 4
@@ -41,20 +38,13 @@ def write_nvcc_wrapper(
     not support nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
     """
     command = shlex.join([*([str(cache)] if cache and cache.name == "ccache" else []), str(real)])
-    flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if _names_sources(nvcc) else ""
+    # The oldest do not hand it on.
+    answer = asked([str(nvcc.path), "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"])
+    flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if answer and _SOURCE_FLAG in answer.stderr else ""
     dropped = "" if debug else "        -lineinfo|--generate-line-info) continue ;;\n"
     template: str = toml_beside(__file__)["nvcc"]
     _write(script, template.format(trees=trees, command=command, flags=flags, dropped=dropped))
     return script
-
-
-def _names_sources(nvcc: Nvcc) -> bool:
-    """Whether this nvcc hands the source's path to its front ends, which the oldest do not."""
-    argv = [str(nvcc.path), "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
-    try:
-        return _SOURCE_FLAG in capture(argv, seconds=_TIMEOUT_S).stderr
-    except (MissingError, ToolError, OSError):
-        return False
 
 
 def compiler_environment(
@@ -104,14 +94,11 @@ def _script(
     cases = "".join(f"        {rule}\n" for rule in rules)
     command = shlex.join([*launcher, str(real)])
     template: str = toml_beside(__file__)["cxx"]
-    return template.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
-
-
-def _link_rules(links: CpuLinks) -> str:
-    return "".join(
+    linked = "".join(
         f'        {name}*.so) set --{_spaced(before)} "$@"{_spaced(after)} ;;\n'
         for name, (before, after) in links.items()
     )
+    return template.format(cases=cases, links=linked, command=command, append=_spaced(append))
 
 
 def _spaced(arguments: Sequence[str]) -> str:

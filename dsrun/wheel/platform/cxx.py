@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml, toml_beside
@@ -105,13 +106,18 @@ def identify(path: Path) -> CxxCompiler | None:
     return None
 
 
+def asked(argv: Sequence[str]) -> CompletedProcess[str] | None:
+    """What a compiler answers; None where it cannot be run, or takes too long."""
+    try:
+        return capture(argv, seconds=_TIMEOUT_S)
+    except (MissingError, ToolError, OSError):
+        return None
+
+
 def predefined(path: Path, flags: Sequence[str] = ()) -> dict[str, str]:
     """The macros that compiler `path` predefines under `flags`; empty when it refuses them."""
-    try:
-        answer = capture([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"], seconds=_TIMEOUT_S)
-    except (MissingError, ToolError, OSError):
-        return {}
-    if answer.returncode:
+    answer = asked([str(path), *flags, "-dM", "-E", "-x", "c++", "/dev/null"])
+    if answer is None or answer.returncode:
         return {}
     lines = (line.split(maxsplit=2) for line in answer.stdout.splitlines())
     return {line[1]: line[2] if len(line) > 2 else "" for line in lines if len(line) > 1}

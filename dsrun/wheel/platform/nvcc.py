@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.errors import ToolError, UsageError
 from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.arch import ComputeCapability
-from dsrun.wheel.platform.cxx import CxxCompiler, has_function
+from dsrun.wheel.platform.cxx import CxxCompiler, asked, has_function
 
 _TIMEOUT_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
@@ -106,21 +106,15 @@ def _candidates(environ: Mapping[str, str], site_packages: Path | None, root: Pa
 
 def nvcc_version(path: Path) -> str | None:
     """ "13.0" from `nvcc --version`; None when `path` cannot be run or says something else."""
-    try:
-        answer = capture([str(path), "--version"], seconds=_TIMEOUT_S)
-    except (MissingError, ToolError, OSError):
-        return None
-    found = _RELEASE.search(answer.stdout)
-    return f"{found[1]}.{found[2]}" if found and answer.returncode == 0 else None
+    answer = asked([str(path), "--version"])
+    found = _RELEASE.search(answer.stdout) if answer and answer.returncode == 0 else None
+    return f"{found[1]}.{found[2]}" if found else None
 
 
 def compiled_by(nvcc: Nvcc) -> frozenset[ComputeCapability] | None:
     """The compute capabilities that it compiles for, as it lists them; None if it does not."""
-    try:
-        answer = capture([str(nvcc.path), "--list-gpu-code"], seconds=_TIMEOUT_S)
-    except (MissingError, ToolError, OSError):
-        return None
-    listed = re.findall(r"^sm_(\d+)(\d)$", answer.stdout, re.MULTILINE)
+    answer = asked([str(nvcc.path), "--list-gpu-code"])
+    listed = re.findall(r"^sm_(\d+)(\d)$", answer.stdout if answer else "", re.MULTILINE)
     return frozenset((int(major), int(minor)) for major, minor in listed) or None
 
 
@@ -142,11 +136,8 @@ def toolkit_home(path: Path) -> Path:
     itself says where it lives.
     """
     places = [path.resolve().parent.parent, path.parent.parent]
-    try:
-        top = _TOP.search(capture([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"], seconds=_TIMEOUT_S).stderr)
-    except (MissingError, ToolError, OSError):
-        top = None
-    if top:
+    answer = asked([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"])
+    if answer and (top := _TOP.search(answer.stderr)):
         places.insert(0, Path(os.path.normpath(top[1].strip())))
     whole = [place for place in places if (place / "bin/nvcc").exists() and has_runtime(place)]
     return (whole or places)[0]
@@ -181,7 +172,9 @@ def prepare_home(nvcc: Nvcc, site_packages: Path | None, folder: Path, cxx: CxxC
         if (nvcc.home / name).exists():
             _link(folder / name, nvcc.home / name)
     for place in places:
-        _link_headers(folder / "include", place)
+        for include in (place / "include", *place.glob("targets/*/include")):
+            for entry in include.iterdir() if include.is_dir() else ():
+                _link(folder / "include" / entry.name, entry)
         for libraries in (place / "lib64", place / "lib", *place.glob("targets/*/lib")):
             _link_libraries(folder / "lib64", libraries)
     _link(folder / "lib", folder / "lib64")
@@ -198,13 +191,6 @@ def _packages(nvidia: Path, major: int) -> list[Path]:
 
 def _links_driver(home: Path, cxx: CxxCompiler) -> bool:
     return has_function(cxx, "cuInit", "cuda", folders=[home / "lib64"])
-
-
-def _link_headers(into: Path, place: Path) -> None:
-    for include in (place / "include", *place.glob("targets/*/include")):
-        if include.is_dir():
-            for entry in include.iterdir():
-                _link(into / entry.name, entry)
 
 
 def _link_libraries(into: Path, folder: Path) -> None:

@@ -104,10 +104,6 @@ def _torch(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     elif report.accelerator == "cuda" and machine.torch_cuda is None:
         fix = text_of("torch_cuda.cpu.install", torch=report.torch)
         yield finding_of("torch_cuda.cpu", where=machine.node, cuda=report.cuda, torch=machine.torch, fix=fix)
-    yield from _cxx11(report, machine)
-
-
-def _cxx11(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     other = [each for each in report.libraries if each.cxx11_abi not in (None, machine.cxx11_abi)]
     if other and machine.cxx11_abi is not None:
         variant = "cxx11_abi.old" if machine.cxx11_abi else "cxx11_abi.new"
