@@ -74,7 +74,10 @@ def _here() -> list[GpuRow]:
 def _print(found_rows: dict[str, list[GpuRow]], gres: str | None) -> None:
     for name, columns in _TABLE["columns"].items():
         if found_rows.get(name):
-            _print_table(columns, found_rows[name])
+            rows = [
+                {**each, "memory_gib": each.get("usable_gib") or each.get("memory_gib")} for each in found_rows[name]
+            ]
+            print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in rows)])
     if found_rows.get("gres") == []:
         print_note(f"{gres!r} contains no GPUs")
     for row in found_rows.get("gpus", []):
@@ -89,11 +92,6 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
         return f"{name!r} may be {' or '.join(may_be)}, which differ; write the full name"
     hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""
     return f"no GPU called {name!r} is known{hint}"
-
-
-def _print_table(columns: dict[str, str], rows: Sequence[GpuRow]) -> None:
-    shown = [{**row, "memory_gib": row.get("usable_gib") or row.get("memory_gib")} for row in rows]
-    print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in shown)])
 
 
 def _cell(key: str, value: object) -> str:

@@ -53,11 +53,15 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
 
     Raises MissingError when there is no such interpreter, ToolError when it does not run or its torch cannot be read.
     """
-    found = _query(python)
-    if found is None:
+    answer = capture([python, "-c", _QUESTION], seconds=_TIMEOUT_S)
+    lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
+    if answer.returncode or len(lines) != _LINES:
+        last_line = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise ToolError(f"{python} did not answer: {last_line[0]}", fix="name a working Python interpreter")
+    if not lines[0]:
         return None
-    path, tag = found
-    facts = facts_at(path, tag)
+    path = Path(lines[0]).parent
+    facts = facts_at(path, lines[1].replace("cpython-", "cp"))
     if facts is None:
         raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
     return facts
@@ -70,17 +74,6 @@ def facts_at(path: Path, tag: str) -> TorchFacts | None:
     if version is None:
         return None
     return TorchFacts(version=version, cuda=values.get("cuda"), hip=values.get("hip"), python_tag=tag, path=path)
-
-
-def _query(python: str) -> tuple[Path, str] | None:
-    """Where `python` finds torch, and the interpreter's tag."""
-    answer = capture([python, "-c", _QUESTION], seconds=_TIMEOUT_S)
-    lines = [line[6:].strip() for line in answer.stdout.splitlines() if line.startswith("dsrun:")]
-    if answer.returncode or len(lines) != _LINES:
-        last_line = answer.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise ToolError(f"{python} did not answer: {last_line[0]}", fix="name a working Python interpreter")
-    origin, tag = lines[0], lines[1].replace("cpython-", "cp")
-    return (Path(origin).parent, tag) if origin else None
 
 
 def _assigned(path: Path) -> dict[str, str]:

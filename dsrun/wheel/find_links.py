@@ -46,9 +46,13 @@ def _download(place: str, build: WheelBuild, into: Path, notify: Callable[[str],
     if build.context.python != Path(sys.executable):
         pip += ["--python", str(build.context.python)]
     wanted = f"deepspeed==={request.deepspeed}+{request.local_version}"
+    where = ["--index-url", place, "--find-links", place]
+    if "://" not in place:
+        folder = Path(place).expanduser().absolute()
+        own = folder / request.key
+        where = ["--no-index", "--find-links", str(own if own.is_dir() else folder)]
     # Of an sdist pip would run setup.py, only to learn its name.
-    options = ["--no-deps", "--only-binary", ":all:", "-d", str(into), *_where(place, request.key)]
-    argv = [*pip, "download", *options, wanted]
+    argv = [*pip, "download", "--no-deps", "--only-binary", ":all:", "-d", str(into), *where, wanted]
     try:
         answer = capture(argv, seconds=_FETCH_S, cwd=into)
     except DsrunError as error:
@@ -62,13 +66,6 @@ def _download(place: str, build: WheelBuild, into: Path, notify: Callable[[str],
     if reasons:
         notify(f"pip could not look in {place}: {reasons[0].partition(':')[2].strip()}")
     return None
-
-
-def _where(place: str, key: str) -> list[str]:
-    if "://" in place:
-        return ["--index-url", place, "--find-links", place]
-    folder = Path(place).expanduser().absolute()
-    return ["--no-index", "--find-links", str(folder / key if (folder / key).is_dir() else folder)]
 
 
 def _wrong_with(wheel: Path, build: WheelBuild) -> str | None:

@@ -50,22 +50,16 @@ def run(
         raise UsageError("--once writes a file, and none is named", fix="--textfile FILE.prom --once")
     paths = [Path(each) for each in folders] or [DEFAULT_FOLDER]
     names = find_runs(paths)
-    registry = _registry(paths)
-    shown = ", ".join(map(str, paths))
-    runs = f"{counted(len(names), 'run')} in {shown}"
-    if textfile:
-        return _write(registry, Path(textfile), interval, once=once, runs=runs)
-    return _serve(registry, address, port, runs)
-
-
-def _registry(paths: list[Path]) -> "CollectorRegistry":
     if importlib.util.find_spec("prometheus_client") is None:
         raise MissingError("dsrun exporter needs prometheus-client", fix="pip install 'dsrun[observe]'")
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
     registry.register(RunCollector(paths))
-    return registry
+    runs = f"{counted(len(names), 'run')} in {', '.join(map(str, paths))}"
+    if textfile:
+        return _write(registry, Path(textfile), interval, once=once, runs=runs)
+    return _serve(registry, address, port, runs)
 
 
 class _Stop(threading.Event):

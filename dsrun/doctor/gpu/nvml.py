@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.findings.texts import text_of
 from dsrun.machine.nvml import NvmlError, NvmlSession, nvml_session
 from dsrun.messages import Message
@@ -137,31 +138,17 @@ def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) ->
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.ask(name, handle, *arguments)
 
-    rows = ask("nvmlDeviceGetRemappedRows")  # corrected, uncorrected, pending, failed
-    mig = ask("nvmlDeviceGetMigMode")  # now, and after a reset
+    told = {}
+    for field, row in toml_beside(__file__)["questions"].items():
+        answer = ask(row["ask"], *(getattr(nvml.pynvml, name) for name in row.get("of", ())))
+        known = answer is not None and "is" in row
+        told[field] = evaluate(row["is"], {"answer": answer, "bool": bool}) if known else answer
     return GpuState(
         index=index,
         name=ask("nvmlDeviceGetName") or "NVIDIA GPU",
         uuid=ask("nvmlDeviceGetUUID") or "",
         bus=_bus(ask("nvmlDeviceGetPciInfo")),
-        persistence=_true(ask("nvmlDeviceGetPersistenceMode")),
-        mig=None if mig is None else bool(mig[0]),
-        compute_mode=ask("nvmlDeviceGetComputeMode"),
-        performance_state=ask("nvmlDeviceGetPerformanceState"),
-        throttle_reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.pynvml.NVML_TEMPERATURE_GPU),
-        power_limit_w=_watts(ask("nvmlDeviceGetPowerManagementLimit")),
-        power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
-        ecc_uncorrected=ask(
-            "nvmlDeviceGetTotalEccErrors", nvml.pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.pynvml.NVML_VOLATILE_ECC
-        ),
-        remap_pending=None if rows is None else bool(rows[2]),
-        remap_failed=None if rows is None else bool(rows[3]),
-        retirement_pending=_true(ask("nvmlDeviceGetRetiredPagesPendingStatus")),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        **told,
         nvlinks=tuple(_nvlinks(nvml, handle)),
         fabric=_fabric(nvml, handle),
         peers=tuple(
@@ -169,14 +156,6 @@ def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) ->
             for other in everyone
         ),
     )
-
-
-def _true(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _watts(milliwatts: int | None) -> int | None:
-    return None if milliwatts is None else milliwatts // 1000
 
 
 def _bus(info: Any) -> str:

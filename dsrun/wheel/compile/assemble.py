@@ -42,25 +42,19 @@ def assemble(parts: Sequence[Path], into: Path, request: WheelRequest) -> Path:
     contents: ArchiveContents = {}
     tables: list[str] = []
     for part in parts:
-        for name, data, mode in _members(part):
-            if name.endswith(".dist-info/RECORD"):
-                continue
-            if name == INSTALLED:
-                tables.append(data.decode())
-            known = contents.setdefault(name, (data, mode))
-            if known[0] != data and name != INSTALLED:
-                raise ToolError(f"two builds of one source differ in {name}")
+        with zipfile.ZipFile(part) as archive:
+            for info in archive.infolist():
+                name = info.filename
+                if info.is_dir() or name.endswith(".dist-info/RECORD"):
+                    continue
+                data = archive.read(info)
+                if name == INSTALLED:
+                    tables.append(data.decode())
+                known = contents.setdefault(name, (data, info.external_attr >> 16))
+                if known[0] != data and name != INSTALLED:
+                    raise ToolError(f"two builds of one source differ in {name}")
     contents[INSTALLED] = (_merge_tables(tables).encode(), contents[INSTALLED][1])
     return _write(into, *_finished(contents, request))
-
-
-def _members(wheel: Path) -> list[tuple[str, bytes, int]]:
-    with zipfile.ZipFile(wheel) as archive:
-        return [
-            (info.filename, archive.read(info), info.external_attr >> 16)
-            for info in archive.infolist()
-            if not info.is_dir()
-        ]
 
 
 def _merge_tables(texts: Sequence[str]) -> str:

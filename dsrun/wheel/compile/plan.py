@@ -102,17 +102,15 @@ def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[Compil
         yield CompileProbe(cxx=context.cxx, home=home, python=str(context.python), environ=environ)
 
 
-def _with_code(op: DeepspeedOp, archs: CudaArchs) -> bool:
-    """Whether the operation's own builder keeps any of `archs`; without one it would fail after the others."""
-    return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
-
-
 def _without_too_new(
     ops: Sequence[DeepspeedOp], archs: CudaArchs, named: Collection[str], diagnostics: BuildDiagnostics
 ) -> tuple[DeepspeedOp, ...]:
     """`ops` without those for newer GPUs than all of `archs`; such an operation named in --ops is an error."""
+    kept = []
     for op in ops:
-        if _with_code(op, archs):
+        # The operation's own builder keeps some of `archs`: without one it would fail after the others.
+        if not archs or op.lowest is None or expected_code(env_value(archs), op.lowest)[0]:
+            kept.append(op)
             continue
         if op.name in named:
             raise UsageError(
@@ -120,7 +118,7 @@ def _without_too_new(
                 fix=f"--ops …,-{op.name} leaves it out",
             )
         diagnostics.add([finding_of("op_left_out", op=op.name, lowest=op.lowest)])
-    return tuple(op for op in ops if _with_code(op, archs))
+    return tuple(kept)
 
 
 def _remarks(
