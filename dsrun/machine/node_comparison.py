@@ -38,16 +38,13 @@ class NodeDifference:
 
     def finding(self, level: Level = "error", where: str = "") -> Finding:
         """What to tell about it: which nodes have which value."""
-        parts = [
-            text_of("nodes_differ.part", value=value, nodes=_listed(self._with(value)))
-            for value in dict.fromkeys(self.values.values())
-        ]
+        having: dict[str, list[str]] = {}
+        for node, value in self.values.items():
+            having.setdefault(value, []).append(node)
+        parts = [text_of("nodes_differ.part", value=value, nodes=_listed(nodes)) for value, nodes in having.items()]
         fix = text_of("nodes_differ.gpus") if self.fact == "gpus" else None
         title = TITLES.get(self.fact, self.fact)
         return finding_of("nodes_differ", level=level, where=where, fix=fix, title=title, parts=joined("; ", parts))
-
-    def _with(self, value: str) -> list[str]:
-        return [node for node, own in self.values.items() if own == value]
 
 
 def _listed(nodes: list[str]) -> str:

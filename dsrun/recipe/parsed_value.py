@@ -62,11 +62,6 @@ def to_bool(text: str) -> bool:
     raise RejectedValue(f"{text!r} is not true or false")
 
 
-def to_bool_or_str(text: str) -> bool | str:
-    """A switch that also takes words: only `true` and `false` themselves are booleans."""
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
 def to_json(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
@@ -140,7 +135,8 @@ SCALARS: dict[str, Callable[[str], Any]] = {
     "int": to_int,
     "float": to_float,
     "bool": to_bool,
-    "bool|str": to_bool_or_str,
+    # A switch that also takes words: only these two are booleans.
+    "bool|str": lambda text: {"true": True, "false": False}.get(text.lower(), text),
     "str": str,
 }
 

@@ -85,7 +85,9 @@ class _Scanner:
                 yield from self._end_command(end)
                 self._take(len(end))
             else:
-                self._start_word()
+                if self.word is None:
+                    self.start = self.start if self.words else self.line
+                    self.word, self.began = "", self.at
                 self._piece(char)
         yield from self._end_command("\n")
 
@@ -150,11 +152,6 @@ class _Scanner:
         while self.at < len(self.text):
             if self._take(self._end_of_line() + 1 - self.at).strip() == name:
                 return
-
-    def _start_word(self) -> None:
-        if self.word is None:
-            self.start = self.start if self.words else self.line
-            self.word, self.began = "", self.at
 
     def _end_word(self) -> None:
         if self.word is not None:

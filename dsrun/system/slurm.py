@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -173,10 +174,8 @@ def groups() -> tuple[str, ...]:
     """This process's groups by name; groups without a name are left out."""
     found = []
     for number in {os.getgid(), *os.getgroups()}:
-        try:
+        with suppress(KeyError):
             found.append(grp.getgrgid(number).gr_name)
-        except KeyError:
-            continue
     return tuple(sorted(found))
 
 

@@ -193,8 +193,12 @@ def copy_out(stored: Path, into: Path, *, force: bool = False) -> Path:
     A different wheel of that name, or the record of another existing one, is replaced only with `force`: UsageError,
     before anything is written.
     """
-    if not force:
-        _check_overwrite(stored, into)
+    wheel, record = into / stored.name, None if force else read_record(into)
+    if not force and wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(stored)):
+        raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
+    if record and record["wheel"] != stored.name and (into / Path(record["wheel"]).name).exists():
+        what = f"{into / RECORD_NAME} describes {record['wheel']}"
+        raise UsageError(what, fix="give a folder of its own with -o, or --force to replace the record")
     try:
         into.mkdir(parents=True, exist_ok=True)
         for name in (stored.name, RECORD_NAME, LOG_NAME):
@@ -203,17 +207,7 @@ def copy_out(stored: Path, into: Path, *, force: bool = False) -> Path:
                 shutil.copyfile(stored.with_name(name), partial)
     except OSError as error:
         raise UsageError(f"cannot write to {into}: {error.strerror or error}", fix="give another -o") from error
-    return into / stored.name
-
-
-def _check_overwrite(stored: Path, into: Path) -> None:
-    wheel = into / stored.name
-    if wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(stored)):
-        raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
-    record = read_record(into)
-    if record and record["wheel"] != stored.name and (into / Path(record["wheel"]).name).exists():
-        what = f"{into / RECORD_NAME} describes {record['wheel']}"
-        raise UsageError(what, fix="give a folder of its own with -o, or --force to replace the record")
+    return wheel
 
 
 def _wheel_in(folder: Path) -> Path:
