@@ -67,6 +67,8 @@ class FailureCause:
 
     `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help. `faulty_node`:
     it is evidence against the node, which a requeued job avoids; `suspect_node`: it is so if it comes there again.
+    `general`: it is what the words of an error that no rule knows say, which the supervisor takes as unknown.
+    Where `within` is found in the log, its signs are those of `within_cause`.
     """
 
     code: str
@@ -76,6 +78,9 @@ class FailureCause:
     fix: str
     other_fix: str = ""
     level: Level = "error"
+    general: bool = False
+    within: str = ""
+    within_cause: str = ""
     faulty_node: bool = False
     suspect_node: bool = False
     signs: tuple[CauseSign, ...] = ()

@@ -13,6 +13,7 @@ CHECKOUT = Path(__file__).parents[2]
 TABLES = {
     "../build/ops.toml": ("what", "broken", "note"),
     "diagnosis/rules.toml": ("title", "means", "fix", "other_fix"),
+    "diagnosis/taxonomy.toml": ("means", "fix"),
     "doctor/checks.toml": ("title", "needs"),
     "doctor/gpu/peer_states.toml": ("means", "fix"),
     "doctor/gpu/throttle_reasons.toml": ("means", "fix"),
