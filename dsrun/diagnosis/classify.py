@@ -2,22 +2,31 @@
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from dsrun.diagnosis.log.collectives import rank_behind
 from dsrun.diagnosis.log.notation import rank_of
 from dsrun.diagnosis.log.reading import read_log
-from dsrun.diagnosis.log.scan import LogHit, LogScan
+from dsrun.diagnosis.log.records import LogRecord, RecordKind, decisive, excerpt_around, records_of
+from dsrun.diagnosis.log.scan import CUT_SIGN, LogHit, LogScan, excerpt
+from dsrun.diagnosis.log.tracebacks import exception_in
 from dsrun.diagnosis.rules import CauseSign, FailureCause, SignWeight, cause_named
+from dsrun.diagnosis.taxonomy import LoggedError, general_cause, owner_of
 
 UNKNOWN = "unknown"
 OWN = "dsrun_error"
 # Logged steps after which a run has got over what it complained of.
-SURVIVED = 10
+SURVIVED = 3
+# Kinds of lines that tell more than a weight does.
+_TOLD_BETTER: dict[SignWeight, tuple[RecordKind, ...]] = {
+    "consequence": ("exception",),
+    "exit": ("exception", "error"),
+}
 # The table of torch.distributed.run is the last thing in a launcher's log.
 TABLE = 20_000
 _FIRST = re.compile(
@@ -59,14 +68,18 @@ class ScannedLog:
     def lines(self) -> int:
         return self.scan.lines - 1
 
+    @cached_property
+    def records(self) -> list[LogRecord]:
+        """What the log's end says, by the words of its lines."""
+        return records_of(self.scan.tail, self.scan.lines)
+
 
 def scan_log(log: Path | bytes, name: str) -> ScannedLog:
     """Scans all of a log; see `reading.read_log`, also for the errors."""
-    scan, end = LogScan(), b""
+    scan = LogScan()
     for data, limit in read_log(log, name):
         scan.feed(data, limit)
-        end = (end + data[max(limit - TABLE, 0) : limit])[-TABLE:]
-    found = _FIRST.findall(end.decode(errors="replace"))
+    found = _FIRST.findall(scan.tail[-TABLE:].decode(errors="replace"))
     return ScannedLog(scan=scan, first=FirstFailure(*map(int, found[-1])) if found else None)
 
 
@@ -76,7 +89,8 @@ class Diagnosis:
 
     `weight` says how sure that is: a root cause, words that several causes share, a guess, or a consequence of
     another rank's failure. `rank` is the first rank that failed, and `time` when (see `notation.time_of`), as far as
-    the log tells. `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause.
+    the log tells. `said` is the line's message, `frames` an exception's calls as `FILE:LINE`.
+    `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause.
     """
 
     cause: FailureCause
@@ -85,6 +99,8 @@ class Diagnosis:
     weight: SignWeight
     rank: int | None
     time: float | None = None
+    said: str = ""
+    frames: tuple[str, ...] = ()
     means: str
     fix: str
     lines: tuple[str, ...] = ()
@@ -99,7 +115,7 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     scan = LogScan()
     scan.feed(text.encode(errors="replace"))
     scan.own = False  # the output of a program, where no line is dsrun's
-    found = diagnoses(ScannedLog(scan=scan), exit_code=exit_code)
+    found = by_rules(ScannedLog(scan=scan), exit_code=exit_code)
     return found[0] if found and found[0].cause.code != UNKNOWN else None
 
 
@@ -108,15 +124,70 @@ def root(found: Mapping[str, Sequence[Diagnosis]]) -> str | None:
     first."""
     order = {name: place for place, name in enumerate(found)}
 
-    def urgency(name: str) -> tuple[int, float, int]:
+    def urgency(name: str) -> tuple[bool, int, float, int]:
         why = found[name][0]
-        return _ORDER.index(why.weight), math.inf if why.time is None else why.time, order[name]
+        time = math.inf if why.time is None else why.time
+        return why.cause.level == "info", _ORDER.index(why.weight), time, order[name]
 
     return min((name for name in found if found[name]), key=urgency, default=None)
 
 
 def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosis]:
-    """What a scanned log shows, each cause once, the one that explains the others first."""
+    """What a scanned log shows, each cause once, the one that explains the others first: what rules know, what their
+    kinds say of other exceptions, and where there is neither, what the words of the log's end say."""
+    found = by_rules(log, exit_code=exit_code)
+    if exit_code != 0 and (not found or found[0].weight in _TOLD_BETTER):
+        kinds = _TOLD_BETTER[found[0].weight] if found else get_args(RecordKind)
+        record = decisive([each for each in log.records if each.kind in kinds])
+        if record:
+            known = next((each for each in found if each.line == record.line), None)
+            found = [known or _of_record(record, log.first), *(each for each in found if each is not known)]
+    read = (_read(each, own=log.scan.own) if each.cause.code == UNKNOWN else each for each in found)
+    return [_within(each, log) for each in read]
+
+
+def _within(why: Diagnosis, log: ScannedLog) -> Diagnosis:
+    """A failure whose signs are those of another cause in a log of this kind."""
+    pattern = why.cause.within
+    if not pattern or not re.search(pattern, log.scan.tail.decode(errors="replace")):
+        return why
+    cause = cause_named(why.cause.within_cause)
+    is_own = why.means != why.cause.means
+    return replace(why, cause=cause, means=why.means if is_own else cause.means, fix=why.fix if is_own else cause.fix)
+
+
+def excerpt_of(log: ScannedLog, why: Diagnosis) -> dict[int, str]:
+    """The lines of the log's end that tell most beside the one of `why`, by their numbers, at most six in all."""
+    beside = (hit.line for hit, standing in judged(log) if standing in ("first", "beside"))
+    return excerpt_around(log.scan.tail, log.scan.lines, [why.line, *beside], log.records) if why.line else {}
+
+
+def _of_record(record: LogRecord, first: FirstFailure | None) -> Diagnosis:
+    cause = cause_named(UNKNOWN)
+    rank = rank_of(record.text)
+    return Diagnosis(
+        cause=cause, evidence=excerpt(record.text, 0), said=record.text, frames=record.frames, line=record.line,
+        weight="unknown" if record.kind == "exception" else "exit", means=cause.means, fix=cause.fix,
+        rank=first.rank if first and rank is None else rank,
+    )  # fmt: skip
+
+
+def _read(why: Diagnosis, *, own: bool) -> Diagnosis:
+    """A failure that no rule knows, as the kind of its exception, its words and its place read. The source in which a
+    traceback is cut off says nothing."""
+    if not why.said:
+        return why
+    said = exception_in(why.said)
+    file = why.frames[-1].rpartition(":")[0] if why.frames else ""
+    error = LoggedError(
+        type=said.type, message=said.message, owner=owner_of(file) if file else "", frames=why.frames, own=own
+    )
+    reading = general_cause(error)
+    return replace(why, cause=reading.cause, means=reading.means, fix=reading.fix) if reading else why
+
+
+def by_rules(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosis]:
+    """What the rules know of a scanned log, and exceptions that they do not know; as `diagnoses`."""
     by_cause: dict[str, list[LogHit]] = {}
     for hit, standing in judged(log, exit_code=exit_code):
         if standing in ("first", "beside"):
@@ -134,7 +205,11 @@ def judged(log: ScannedLog, *, exit_code: int | None = None) -> list[JudgedHit]:
     over = {id(hit) for hit in hits if survived(hit, scan, exit_code)}
     last = max((hit.attempts for hit in hits if id(hit) not in over), default=0)
     # A rule that knows the same line tells more.
-    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN and not hit.sign.own and id(hit) not in over}
+    known = {
+        hit.line
+        for hit in hits
+        if hit.sign.weight not in (UNKNOWN, "exit") and not hit.sign.own and id(hit) not in over
+    }
     named = {
         hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own and id(hit) not in over
     }
@@ -154,17 +229,17 @@ def judged(log: ScannedLog, *, exit_code: int | None = None) -> list[JudgedHit]:
     return [*map(JudgedHit, counting, standings), *rest]
 
 
-def _urgency(first: FirstFailure | None) -> Callable[[LogHit], tuple[int, bool, int, bool]]:
+def _urgency(first: FirstFailure | None) -> Callable[[LogHit], tuple[bool, int, bool, bool, int, bool]]:
     """The order of hits: how much they say, then of the rank that failed first, then where they stand."""
     killed = first is not None and first.exit_code < 0 and first.exit_code != _SIGTERM
 
-    def urgency(hit: LogHit) -> tuple[int, bool, int, bool]:
-        weight = hit.sign.weight
-        if killed and weight == UNKNOWN:
-            # The others only lost the rank that a signal ended.
-            weight = "consequence"
-        other = weight == UNKNOWN and first is not None and rank_of(hit.text) != first.rank
-        return _ORDER.index(weight), other, hit.line, not hit.sign.means
+    def urgency(hit: LogHit) -> tuple[bool, int, bool, bool, int, bool]:
+        weight, no_failure = hit.sign.weight, hit.cause.level == "info"
+        if killed and weight in (UNKNOWN, "consequence"):
+            # The others only lost the rank that a signal ended, which its exit code tells.
+            return no_failure, len(_ORDER), False, True, hit.line, True
+        other = weight == UNKNOWN and first is not None and hit.rank != first.rank
+        return no_failure, _ORDER.index(weight), other, hit.sign is not CUT_SIGN, hit.line, not hit.sign.means
 
     return urgency
 
@@ -208,7 +283,7 @@ def _diagnosis(hits: Sequence[LogHit], first: FirstFailure | None) -> Diagnosis:
     """The diagnosis of one cause's hits, the one that counts first."""
     best = hits[0]
     lines = tuple(hit.text for hit in hits)
-    rank = rank_of(best.text)
+    rank = best.rank
     if best.cause.code == "nccl_timeout":
         rank = rank_behind(lines)
     if rank is None and first:
@@ -223,53 +298,9 @@ def _diagnosis(hits: Sequence[LogHit], first: FirstFailure | None) -> Diagnosis:
         weight=sign.weight,
         rank=rank,
         time=best.time,
+        said="" if sign is CUT_SIGN and not best.said.lstrip().startswith("raise ") else best.said,
+        frames=best.frames,
         means=sign.means or best.cause.means,
         fix=sign.fix or best.cause.fix,
         lines=lines,
     )
-
-
-# monitored_barrier; torch's desync report; a store that names who is missing
-_NAMED = re.compile(
-    r"[Rr]anks? (\d+)(?:, \d+)* failed to pass monitoredBarrier"
-    r"|\[(\d+)(?:, \d+)*\] finished collective #?\d+, but didn't join"
-    r"|[Mm]issing ranks?:? *\[?(\d+)"
-)
-# The newest operation that a rank has issued says more than the one that timed out.
-_ISSUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
-_TIMED_OUT = re.compile(r"SeqNum=(\d+)")
-_GROUP = re.compile(r"\bPG (?:ID )?(\d+)")
-
-
-def rank_behind(lines: Iterable[str]) -> int | None:
-    """The rank that did not join the operation the others waited in; None where the lines do not tell.
-
-    Every rank numbers the operations of a process group alike, so the one that has issued the fewest is behind. If
-    all that report have issued as many, it is the one rank between them that reports nothing.
-    """
-    lines = list(lines)
-    for line in lines:
-        if match := _NAMED.search(line):
-            return int(next(filter(None, match.groups())))
-    for pattern in (_ISSUED, _TIMED_OUT):
-        groups: dict[str, dict[int, int]] = defaultdict(dict)
-        for line in lines:
-            number, rank, group = pattern.search(line), rank_of(line), _GROUP.search(line)
-            if number and rank is not None:
-                issued = groups[group[1] if group else "0"]
-                issued[rank] = max(int(number[1]), issued.get(rank, 0))
-        for issued in groups.values():
-            if (rank := _slowest(issued)) is not None:
-                return rank
-    return None
-
-
-def _slowest(issued: dict[int, int]) -> int | None:
-    if len(issued) < 2:
-        return None
-    fewest = min(issued.values())
-    behind = [rank for rank, number in issued.items() if number == fewest]
-    if len(behind) == 1:
-        return behind[0]
-    silent = set(range(max(issued))) - set(issued)
-    return silent.pop() if len(behind) == len(issued) and len(silent) == 1 else None

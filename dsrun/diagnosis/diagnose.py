@@ -6,14 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, rank_behind, recovered, root, scan_log
+from dsrun.diagnosis.candidates import Candidate, LogLine, ReadLog, candidates_of
+from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, excerpt_of, recovered, root, scan_log
+from dsrun.diagnosis.log.collectives import rank_behind
 from dsrun.diagnosis.log.reading import NotText
+from dsrun.diagnosis.log.records import is_table
 from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import text_of
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
+NO_END = "no_end"
 # But not one of another program: docker run --shm-size=8g, sbatch --mem.
 _FLAG = re.compile(r"(?:docker run|sbatch|srun) --\S+|(--[a-z][a-z0-9-]*)")
 
@@ -25,7 +29,8 @@ class RunVerdict:
     `rank` failed first; `where` and `evidence` are the line that tells it; `likely`: that line is a guess's; `means`
     and `fix` explain it. `findings` begin with the cause itself, then what else was found, as a consequence or beside
     it. `logs` were read, which are `lines` in all; `trained`: they show a step or the end of training, or the
-    run ended well.
+    run ended well. `excerpt` are the lines that tell most, six at most, `candidates` all that were weighed, and `read`
+    the size of each log.
     """
 
     cause: FailureCause
@@ -39,12 +44,15 @@ class RunVerdict:
     logs: tuple[str, ...] = ()
     lines: int = 0
     trained: bool = False
+    excerpt: tuple[LogLine, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    read: tuple[ReadLog, ...] = ()
 
     @property
     def failed(self) -> bool:
         return has_errors(self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, *, candidates: bool = False) -> dict[str, Any]:
         return {
             "cause": self.cause.code,
             "likely": self.likely,
@@ -54,12 +62,14 @@ class RunVerdict:
             "evidence": self.evidence,
             "lines": self.lines,
             "trained": self.trained,
+            "excerpt": [line._asdict() for line in self.excerpt],
+            **({"candidates": [each._asdict() for each in self.candidates]} if candidates else {}),
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
 def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, own: bool = False) -> RunVerdict:
-    """The verdict over logs by name: a file each, or the content itself.
+    """The verdict over logs by name: a file each, or the content itself, with what it was chosen from.
 
     `exit_code` is the run's, where it is known; `own`: it was started by dsrun, whose flags then help. Raises
     UsageError for a log that cannot be read or is not text, and where all are empty.
@@ -72,10 +82,18 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
     trained = exit_code == 0 or any(log.scan.steps or log.scan.ends for log in scanned.values())
     own = own or any(log.scan.own for log in scanned.values())
     name = root(found)
+    weighed = candidates_of(scanned, found, name, exit_code)
+    read = tuple(ReadLog(name, log.lines, log.scan.size) for name, log in scanned.items())
     if name is None:
         over = _over(scanned, own)
-        return RunVerdict(cause=causes()[NONE], findings=over, logs=tuple(scanned), lines=lines, trained=trained)
+        whole = own or trained or any(is_table(log.scan.tail) for log in scanned.values())
+        cause = causes()[NONE if whole else NO_END]
+        return RunVerdict(
+            cause=cause, means=cause.means, fix=cause.fix, findings=over, logs=tuple(scanned), lines=lines,
+            trained=trained, candidates=weighed, read=read,
+        )  # fmt: skip
     first = _of_all(found, name)
+    lines_beside = excerpt_of(scanned[name], first)
     others: dict[str, Finding] = {}
     for log_name, several in found.items():
         for other in several:
@@ -85,6 +103,9 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
         cause=first.cause, rank=first.rank, where=_where(name, first), evidence=first.evidence,
         likely=first.weight == "guess", means=first.means, fix=_fix(first, own=own),
         findings=(_finding(first, name, own=own), *others.values()), logs=tuple(scanned), lines=lines, trained=trained,
+        excerpt=tuple(LogLine(name, *line) for line in lines_beside.items()) if len(lines_beside) > 1 else (),
+        candidates=weighed,
+        read=read,
     )  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def _finding(cause: FailureCause, message: str, where: str) -> Finding:
 def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict, events: str) -> RunVerdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
     known = verdict.cause.code == cause.code and not (cause.code == UNKNOWN and "exitcode" in verdict.evidence)
-    same = known or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
+    same = known or (cause.code == "deterministic_crash" and _is_unexplained(verdict.cause))
     rank = event.get("rank", verdict.rank)
     told = event.get("message")
     message = told if isinstance(told, str) and told else cause.title
@@ -164,15 +164,21 @@ def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict
     )  # fmt: skip
 
 
+def _is_unexplained(cause: FailureCause) -> bool:
+    """Whether no rule knows it."""
+    return cause.general or cause.code == UNKNOWN
+
+
 def _is_told(finding: Finding, cause: FailureCause, message: str) -> bool:
     """Whether a finding that no rule knows, or a line of dsrun's, only repeats the recorded failure, or that a process
     ended."""
     said = message.partition(" (")[0]  # without its fix
     if finding.code == OWN:
         return said in finding.message
-    if finding.code != UNKNOWN or cause.code == UNKNOWN:
+    shown = causes().get(finding.code)
+    if shown is None or not _is_unexplained(shown) or cause.code == UNKNOWN:
         return False
-    evidence = finding.message.removeprefix(f"{causes()[UNKNOWN].title}: ")
+    evidence = finding.message.removeprefix(f"{shown.title}: ")
     text = evidence.partition(": ")[2]
     return not is_exception(evidence) or said in evidence or (bool(text) and text in message)
 

@@ -12,17 +12,20 @@ from typing import Literal, NamedTuple
 import ahocorasick_rs
 
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.log.notation import last_time, time_of, without_prefix
-from dsrun.diagnosis.log.tracebacks import HEADER, end_of_traceback, is_exception
+from dsrun.diagnosis.log.normalise import LogForm
+from dsrun.diagnosis.log.notation import last_time, rank_of, time_of, without_prefix
+from dsrun.diagnosis.log.raw_lines import BEFORE, RawLines
+from dsrun.diagnosis.log.tracebacks import HEADER, end_of_traceback, exception_below, is_exception
 from dsrun.diagnosis.rules import CauseSign, FailureCause, causes
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
 WINDOW = 4000
-BEFORE = 6000
 # Of a longer line only what surrounds the place that matched is shown.
 SHOWN = 300
 # Healthy steps that are counted after a hit, enough for every question about it; before any, the first shows training.
 COUNTED = 100
+# Of the log's end, for what no sign finds in it.
+TAIL = 1 << 17
 # Hits kept of one sign beside the first: the last ones, which may have ended the run.
 KEPT = 64
 
@@ -54,14 +57,18 @@ _FRAME = re.compile(rb'File "[^"]*", line \d+')
 class LogHit:
     """A sign in a log. `line` counts from 1; `attempts`, `ends` and healthy `steps` are those the log told of before.
 
-    `text` is the line, or of a long one what surrounds the place that matched. `time` is the last one that the log
-    names, in seconds since 1970.
+    `text` is the line, or of a long one what surrounds the place that matched. `said` is its message, without what
+    stands before each line of the log. `frames` are those of an exception's traceback, as `FILE:LINE`, the deepest
+    last. `rank` is the one that says it; `time` is the last one that the log names, in seconds since 1970.
     """
 
     cause: FailureCause
     sign: CauseSign
     line: int
     text: str
+    said: str
+    frames: tuple[str, ...]
+    rank: int | None
     time: float | None
     attempts: int
     ends: int
@@ -69,16 +76,24 @@ class LogHit:
 
 
 class _Line(NamedTuple):
-    """A line of a piece, from `begin` to `end`; the word it was found by stands at `position` of the piece."""
+    """A line of a piece, from `begin` to `end`; the word it was found by stands at `position` of the piece.
+
+    `below` is what the next lines say of it.
+    """
 
     text: str
     begin: int
     end: int
     position: int
+    frames: tuple[str, ...] = ()
+    below: str = ""
 
 
 class LogScan:
-    """Takes a log in pieces of whole lines and collects its hits. `size` is in bytes; `own`: dsrun is named in it."""
+    """Takes a log in pieces of whole lines and collects its hits. `size` is in bytes; `own`: dsrun is named in it.
+
+    `tail` is the end of what was read, without what stands before its messages.
+    """
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -87,6 +102,10 @@ class LogScan:
         self._enough = 1
         self.size = 0
         self.own = False
+        self.tail = b""
+        self._form = LogForm()
+        self._raw = RawLines(b"", 1)
+        self._raw_before = b""
         self._line = 1
         self._counted = 0
         self._hits: dict[CauseSign, tuple[LogHit, deque[LogHit]]] = {}
@@ -106,7 +125,12 @@ class LogScan:
 
     def feed(self, data: bytes, limit: int | None = None) -> None:
         """The next piece of the log: `data` as far as `limit`; what follows there is fed again, and only helps."""
-        limit = len(data) if limit is None else limit
+        size = len(data) if limit is None else limit
+        self._raw = RawLines(data, self._line, self._raw_before)
+        self._raw_before = self._raw.end(size)
+        self.size += size
+        clean = self._form.clean(data[:size])
+        data, limit = clean + self._form.clean(data[size:]), len(clean)
         automaton, words = _automaton()
         self._counted = 0
         self._ends.clear()
@@ -132,7 +156,7 @@ class LogScan:
             else:
                 self.own = True
         self._count(data, limit)
-        self.size += limit
+        self.tail = (self.tail + clean[-TAIL:])[-TAIL:]
         self._before = (self._before + data[:limit][-BEFORE:])[-BEFORE:]
 
     def _count(self, data: bytes, position: int) -> None:
@@ -167,9 +191,12 @@ class LogScan:
 
     def _traceback(self, data: bytes, position: int) -> None:
         end = end_of_traceback(data, position)
+        while end.begin in self._ends and end.kind != "cut":
+            # Where lines of ranks alternate, that is another rank's exception, and this one's may stand below it.
+            end = exception_below(data, end)
         self._ends.add(end.begin)
         text = data[end.begin : end.end].decode(errors="replace").strip("\0\r\n")
-        line = _Line(text, end.begin, end.end, position)
+        line = _Line(text, end.begin, end.end, position, end.frames)
         if end.kind == "exception":
             self._exception(data, line)
         elif end.kind == "cut":
@@ -179,10 +206,12 @@ class LogScan:
         around = max(line.begin - WINDOW // 8, 0), line.end + WINDOW // 8
         sign = RETRIED_SIGN if _RETRIED.search(data, *around) else EXCEPTION_SIGN
         if line.text.rstrip().endswith(":"):
-            line = line._replace(text=f"{line.text.rstrip()} {_text_below(data, line.end)}")
+            line = line._replace(below=f" {_text_below(data, line.end)}")
         self._add(data, line, causes()["unknown"], sign)
 
-    def _add(self, data: bytes, line: _Line, cause: FailureCause, sign: CauseSign, place: int = 0) -> None:
+    def _add(
+        self, data: bytes, line: _Line, cause: FailureCause, sign: CauseSign, place: int = 0, *, below: str = ""
+    ) -> None:
         known = self._hits.get(sign)
         last = known and (known[1][-1] if known[1] else known[0])
         if last and sign.lasting and (last.steps, last.attempts) == (self.steps, self.attempts):
@@ -191,9 +220,11 @@ class LogScan:
         number = self._line + data.count(b"\n", self._counted, line.begin)
         if last and last.line == number:
             return
+        raw = self._raw.line(number, line.text).rstrip() + line.below
+        said = line.text.rstrip() + line.below
         hit = LogHit(
-            cause, sign, number, excerpt(line.text, place), self._time(data, line, known),
-            self.attempts, self.ends, self.steps,
+            cause, sign, number, excerpt(raw, max(len(raw) - len(said), 0) + place), said, line.frames,
+            rank_of(raw), self._time(raw, number, known), self.attempts, self.ends, self.steps,
         )  # fmt: skip
         self._enough = self.steps + COUNTED
         if known:
@@ -201,10 +232,10 @@ class LogScan:
         else:
             self._hits[sign] = hit, deque(maxlen=KEPT)
 
-    def _time(self, data: bytes, line: _Line, known: tuple[LogHit, deque[LogHit]] | None) -> float | None:
-        time = time_of(line.text)
+    def _time(self, raw: str, number: int, known: tuple[LogHit, deque[LogHit]] | None) -> float | None:
+        time = time_of(raw)
         if time is None and (known is None or len(known[1]) < KEPT):
-            time = last_time(_before(self._before, data, line.begin))
+            time = last_time(self._raw.before(number).decode(errors="replace"))
         return time
 
 

@@ -26,14 +26,21 @@ def test_diagnose_names_root_cause_before_consequences() -> None:
 
 def test_diagnose_healthy_logs_without_findings() -> None:
     """Healthy logs have no findings."""
-    verdict = of_logs({"a.log": CORPUS / "none" / "warnings.txt", "b.log": b""})
+    verdict = of_logs({"a.log": CORPUS / "none" / "tr-ok.txt", "b.log": b""})
     assert (verdict.cause.code, verdict.findings, verdict.logs) == ("none", (), ("a.log", "b.log"))
+
+
+def test_log_without_failure_steps_and_end_says_so() -> None:
+    """It may end too early: that is not called healthy, unless the run is known to have ended well."""
+    log = {"a.log": CORPUS / "none" / "warnings.txt"}
+    assert (of_logs(log).cause.code, of_logs(log).failed) == ("no_end", False)
+    assert of_logs(log, exit_code=0).cause.code == "none"
 
 
 def test_diagnose_shows_unknown_failure() -> None:
     """A failure that no rule knows is shown as it is."""
     verdict = of_logs({"rank-3.attempt-0.log": CRASH.encode()})
-    assert (verdict.cause.code, verdict.rank, verdict.evidence) == ("unknown", 3, "KeyError: 'labels'")
+    assert (verdict.cause.general, verdict.rank, verdict.evidence) == (True, 3, "KeyError: 'labels'")
     assert verdict.findings[0].level == "error"
 
 
@@ -49,7 +56,7 @@ def test_exception_explains_killed_task_of_srun() -> None:
     srun = "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
     log = f"0: {{'loss': 1.0}}\n{CRASH}{srun}"
     verdict = of_logs({"slurm-7.out": log.encode()})
-    assert (verdict.cause.code, verdict.evidence) == ("unknown", "KeyError: 'labels'")
+    assert (verdict.cause.code, verdict.evidence) == ("data_value", "KeyError: 'labels'")
 
 
 def test_several_causes_of_one_log_are_all_shown() -> None:

@@ -95,7 +95,7 @@ def test_repeated_crash_shows_its_exception(run: Path) -> None:
     [
         (f'Traceback (most recent call last):\n  File "x.py", line 1\ndsrun.train.NanLossError: {NAN}\n', []),
         ("rank 1 exited with code 1\n", []),
-        (CRASH, ["unknown"]),
+        (CRASH, ["data_value"]),
     ],
 )
 def test_unknown_line_that_repeats_recorded_cause_is_left_out(run: Path, text: str, others: list[str]) -> None:
@@ -197,7 +197,7 @@ def test_run_that_goes_on_is_running(run: Path) -> None:
     with RunFolder(run).acquire():
         verdict = of_run(run)
     assert (verdict.cause.code, verdict.failed) == ("running", False)
-    assert [found.code for found in verdict.findings] == ["running", "unknown"]
+    assert [found.code for found in verdict.findings] == ["running", "data_value"]
 
 
 def test_run_of_another_host_runs_while_it_writes(run: Path) -> None:

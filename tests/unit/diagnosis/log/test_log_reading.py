@@ -144,7 +144,7 @@ def test_every_line_of_large_log_is_scanned(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("memory report: 12 GiB", "[1.2] Out of memory: Killed process 123 (python)", "host_oom_killed"),
         ("finance, 'banana': nano", "{'loss': nan, 'grad_norm': 1.0}", "nan_loss"),
-        ("WARNING: Error: Exception: handled", "ValueError: odd", "unknown"),
+        ("WARNING: Error: Exception: handled", "ValueError: odd", "config_value"),
     ],
 )
 def test_sign_found_among_frequent_words(noise: str, sign: str, cause: str) -> None:

@@ -49,6 +49,8 @@ def test_last_time_stamp_of_log_text() -> None:
         ("failed (exitcode: 1) local_rank: 2 (pid: 12) of binary: python", 2),
         ("[default6]:ValueError: x", 6),
         ("[1,7]<stderr>:ValueError: x", 7),
+        ("['python', 'train.py', '--local_rank=7'] exits with return code = 1", None),
+        ("torchrun --node-rank 3 --node_rank=3 train.py", None),
         ("nothing", None),
         ("10:20:30 nothing", None),
     ],
