@@ -4,9 +4,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsrun.cli.options import declared, format_option
-from dsrun.cli.output import print_json, print_line
-from dsrun.diagnosis.diagnose import RunVerdict, likely, of_logs
+from dsrun.cli.output import print_json, print_line, refuse_file, write_file
+from dsrun.diagnosis.candidates import reason
+from dsrun.diagnosis.diagnose import NONE, RunVerdict, likely, of_logs
 from dsrun.diagnosis.log.reading import by_job, job_of, logs_below, members
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
@@ -19,17 +19,28 @@ from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import read_history
 from dsrun.system.terminal.display import counted, duration, figure, padded
+from dsrun.system.terminal.stderr import print_note
 
 STDIN = "-"
+EXPLAINED = 25
+"""Candidates that --explain shows of one job."""
+_STATES = ("running", "slurm_waiting")
 
 
-def diagnose(*, logs: tuple[str, ...], form: str) -> int:
+def diagnose(*, logs: tuple[str, ...], form: str, explain: bool, output: str | None, force: bool) -> int:
+    if output is not None:
+        refuse_file(Path(output), "-o", force=force)
     verdicts = _verdicts(logs)
     if form == "json":
-        found = {name: verdict.as_dict() for name, verdict in verdicts.items()}
+        found = {name: verdict.as_dict(candidates=explain) for name, verdict in verdicts.items()}
         print_json(next(iter(found.values())) if len(found) == 1 else {"jobs": found})
     else:
-        _print_all(verdicts)
+        _print_all(verdicts, explain=explain)
+    if output is not None:
+        from dsrun.report.diagnosis_page import render_diagnosis  # jinja2
+
+        page = render_diagnosis(verdicts)
+        write_file(Path(output), page.encode("utf-8", "backslashreplace"), force=force)
     return EXIT_FINDINGS if any(verdict.failed for verdict in verdicts.values()) else 0
 
 
@@ -41,13 +52,21 @@ def _verdicts(logs: tuple[str, ...]) -> dict[str, RunVerdict]:
     if folders:
         return _of_folder(Path(folders[0]))
     jobs: dict[str, dict[str, Path | bytes]] = {}
-    for log in logs:
+    for log in dict.fromkeys(logs):
         job = job_of(Path(log)) or ""
-        found = {"standard input": sys.stdin.buffer.read()} if log == STDIN else members(Path(log), log)
+        found = {"standard input": _stdin()} if log == STDIN else members(Path(log), log)
         jobs.setdefault(f"job {job}" if job else "", {}).update(found)
     if "" in jobs and len(jobs) > 1:  # logs without a job's number belong to any of them
         jobs = {"": {name: log for several in jobs.values() for name, log in several.items()}}
     return {name: of_logs(several) for name, several in jobs.items()}
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed", fix="pipe a log into it, or name a file")
+    if sys.stdin.isatty():
+        print_note("this reads a log from the terminal: paste it, and end it with Ctrl-D on a line of its own")
+    return sys.stdin.buffer.read()
 
 
 def _of_folder(folder: Path) -> dict[str, RunVerdict]:
@@ -67,25 +86,28 @@ def _of_folder(folder: Path) -> dict[str, RunVerdict]:
     return verdicts
 
 
-def _print_all(verdicts: Mapping[str, RunVerdict]) -> None:
+def _print_all(verdicts: Mapping[str, RunVerdict], *, explain: bool) -> None:
     for place, (name, verdict) in enumerate(verdicts.items()):
         if len(verdicts) > 1:
             if place:
                 print_line()
             print_line(name)
         _print(verdict, name)
+        if explain:
+            _explain(verdict)
 
 
 def _print(verdict: RunVerdict, name: str) -> None:
     cause, others = verdict.cause, verdict.findings
     rows: list[tuple[str, str]] = []
-    if verdict.where:
+    if verdict.where or cause.code != NONE:
         title = likely(cause.title, verdict.likely)
         rows = [
-            ("state" if cause.code.startswith("running") else "cause", f"{cause.code}: {translated(title)}"),
+            ("state" if cause.code.startswith(_STATES) else "cause", f"{cause.code}: {translated(title)}"),
             ("rank", "" if verdict.rank is None else str(verdict.rank)),
             ("where", verdict.where),
             ("line", verdict.evidence),
+            *_excerpt(verdict),
             ("meaning", verdict.means),
             ("fix", verdict.fix),
         ]
@@ -97,7 +119,35 @@ def _print(verdict: RunVerdict, name: str) -> None:
     rows += [("also", shown(found).text) for found in others]
     for row, value in rows:
         if value:
-            print_line(f"{padded(translated(text_of(f'verdict.{row}')), 8)} {translated(value)}", hang=9)
+            label = padded(translated(text_of(f"verdict.{row}")) if row else "", 8)
+            print_line(f"{label} {translated(value)}", hang=9)
+
+
+def _excerpt(verdict: RunVerdict) -> list[tuple[str, str]]:
+    """The lines that tell most, where they are more than the one of the verdict."""
+    lines = verdict.excerpt
+    if all(f"{each.log}:{each.line}" == verdict.where for each in lines):
+        return []
+    name = "{}:" if len(verdict.logs) > 1 else ""
+    texts = (f"{name.format(each.log)}{each.line}: {each.text}" for each in lines)
+    return [("" if place else "lines", text) for place, text in enumerate(texts)]
+
+
+def _explain(verdict: RunVerdict) -> None:
+    """Prints what the verdict was chosen from, in its order."""
+    found = verdict.candidates
+    print_line()
+    if verdict.where and not any(each.standing == "first" and each.place == verdict.where for each in found):
+        print_line(translated(text_of("verdict.recorded", where=verdict.where)))
+    print_line(translated(text_of("verdict.weighed" if found else "verdict.no_candidates")))
+    for number, each in enumerate(found[:EXPLAINED], 1):
+        place = each.place if len(verdict.logs) > 1 else str(each.line)
+        weight, standing = text_of(f"weight.{each.weight}"), reason(each, found)
+        print_line(f"{number:<8} {place}: {each.evidence}", hang=9)
+        why = text_of("verdict.explained", cause=each.cause, weight=weight, standing=standing)
+        print_line(f"{'':8} {translated(why)}", hang=9)
+    if len(found) > EXPLAINED:
+        print_line(translated(text_of("verdict.more_candidates", count=len(found) - EXPLAINED)))
 
 
 def _ended(folder: Path, verdict: RunVerdict) -> list[tuple[str, str]]:
@@ -131,6 +181,3 @@ def _none_found(verdict: RunVerdict) -> Message:
         lines = text_of("verdict.in_logs", lines=lines, logs=counted(len(verdict.logs), "log"))
     parts = [text_of("verdict.no_sign", lines=lines)]
     return joined("; ", parts if verdict.trained else [*parts, text_of("verdict.no_training")])
-
-
-command = format_option(declared(__file__, "dsrun.cli.diagnose:diagnose", "diagnose.toml"))

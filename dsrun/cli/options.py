@@ -107,11 +107,6 @@ class Command(click.Command):
             super().format_options(ctx, formatter)
 
 
-def declared(module: str, callback: str, name: str) -> Command:
-    """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute"."""
-    return Command(callback=lazy_callback(callback), **declaration(toml_beside(module, name)))
-
-
 def declared_in(file: str) -> Command:
     """The command that a TOML file below this folder declares: what `declaration` takes, and its `callback` and `class`
     as "module:attribute"; `shared` options are "format" or "debug"; the `commands` of a group are files like this."""

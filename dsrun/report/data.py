@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.checkpoints import CheckpointEntry, entries
 from dsrun.datafiles import evaluate, toml_beside
-from dsrun.diagnosis.diagnose import NONE, RunVerdict
+from dsrun.diagnosis.diagnose import NO_END, NONE, RunVerdict
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -137,7 +137,7 @@ def _verdict(history: RunHistory, status: RunStatus) -> RunVerdict | None:
         verdict = of_run(history.path, history)
     except UsageError:
         return None  # neither events nor logs
-    return None if verdict.cause.code == NONE else verdict
+    return None if verdict.cause.code in (NONE, NO_END) else verdict
 
 
 def _config_findings(history: RunHistory) -> tuple[Finding, ...]:

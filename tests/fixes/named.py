@@ -22,7 +22,8 @@ COMMAND = re.compile(r"\bdsrun ([a-z][a-z0-9-]*)(?=[`\"')]| [A-Z-])")
 # Another program's line, up to where the prose goes on.
 OTHERS = re.compile(
     r"\b(?:docker|apptainer|srun|sbatch|salloc|scontrol|sacctmgr|pip|conda|nvidia-smi|numactl|ps|du|git|hf|modelscope|ip|ss"
-    r"|tar|ssh|kubectl|mount|deepspeed|torchrun|accelerate|cmake|gcc|nvcc|dmesg|uv|python -m \S+|bash|mokutil|fuser)"
+    r"|tar|ssh|kubectl|mount|deepspeed|torchrun|accelerate|cmake|gcc|nvcc|dmesg|uv|python -m \S+|bash"
+    r"|mokutil|fuser|ldd)"
     r"(?: run)? [^,;()`]*"
 )
 TABLES = {
