@@ -1,4 +1,7 @@
-"""`python -m bench [NAME …]`: run those benchmarks, or all but the long ones. Exit code 1 if a limit is exceeded."""
+"""`python -m bench [NAME …]`: run those benchmarks, or all but the long ones. Exit code 1 if a limit is exceeded.
+
+`python -m bench diagnose --accuracy [FOLDER]`: how often a diagnosis is right; see diagnose_accuracy.py.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ LONG = (
 
 def main(names: list[str]) -> int:
     """Run them one after another; 2 for a name that is none of them."""
+    if names[:2] == ["diagnose", "--accuracy"] and len(names) <= 3:
+        return int(import_module("bench.diagnose_accuracy").main(names[2:]))
     unknown = [name for name in names if name not in BENCHMARKS + LONG]
     if unknown:
         print(f"error: no benchmark {unknown[0]!r} (there are: {', '.join(BENCHMARKS + LONG)})", file=sys.stderr)
