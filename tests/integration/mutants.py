@@ -110,13 +110,13 @@ def zero_2_halves_gradients() -> None:
 
 @fault
 def packed_documents_see_each_other() -> None:
-    from dsrun.train.packing import collate, probe
+    from dsrun.train.packing import probe, sampler
 
     def one_document(rows: list[list[torch.Tensor]], method: Any, **named: Any) -> dict[str, Any]:
         return probe_inputs([[torch.cat([each for row in rows for each in row])]], method, **named)
 
     probe_inputs = probe.packed_inputs
-    collate.packed_inputs = one_document
+    sampler.packed_inputs = one_document
 
 
 @fault

@@ -97,7 +97,7 @@ for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 13):
 ENDS = {
     "well": ("goes on", None, "finished", None),
     "well after a restart": ("restarts", None, "finished", None),
-    "failed": ("fails", None, "failed", "unknown"),
+    "failed": ("fails", None, "failed", "own_code"),
     "stopped": ("waits", signal.SIGTERM, "stopped", "interrupted"),
     "killed supervisor": ("waits", signal.SIGKILL, "killed", "run_killed"),
     "still running": ("waits", signal.SIGCONT, "training", "running"),

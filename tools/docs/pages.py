@@ -46,7 +46,7 @@ def diagnose() -> str:
     rows = (
         (f"`{cause.code}`", f"{cause.title}: {cause.means}", cause.fix, SUPERVISOR[cause.then])
         for cause in causes().values()
-        if cause.level != "info"
+        if cause.code not in ("none", "running")
     )
     return table(("cause", "what it means", "what helps", "the supervisor"), rows) + "\n"
 

@@ -24,6 +24,7 @@ FILE = re.compile(r"(?<![\w./*{-])(?:[\w-]+/)*[\w-]+\.(?:py|toml|j2|bash)\b")
 FOREIGN_FILES = {
     *("my_train.py", "mine.py", "my_plugin.py", "x.py", "zero_to_fp32.py"),
     *("run_translation.py", "run_summarization.py", "run_clm.py"),
+    "labels.toml",
 }
 FOREIGN_FOLDERS = ("deepspeed/", "transformers/", "torchao/", "runtime/", "integrations/")
 # Of sbatch and srun; of mpirun, jsrun and flux; of docker, kubectl and node_exporter; of pip, uv and cuobjdump; of
@@ -56,7 +57,7 @@ FOREIGN_FLAGS = {
     ),
     *("build_arg", "ipc", "rm", "shm_size", "tag", "volume", "from_literal", "data", "collector"),
     *("index_url", "no_build_isolation", "no_deps", "no_binary", "wheel_dir", "list_gpu_code"),
-    *("background", "cold", "dry", "rows", "runs", "steps", "waits", "write", "check"),
+    *("background", "cold", "dry", "rows", "runs", "steps", "waits", "write", "check", "accuracy"),
     *("dryrun", "flag"),
 }
 # docs/train.md shows how a mistyped flag is answered.
