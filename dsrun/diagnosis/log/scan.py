@@ -191,7 +191,7 @@ class LogScan:
 
     def _traceback(self, data: bytes, position: int) -> None:
         end = end_of_traceback(data, position)
-        while end.begin in self._ends and end.kind != "cut":
+        while end.begin in self._ends and end.kind == "exception":
             # Where lines of ranks alternate, that is another rank's exception, and this one's may stand below it.
             end = exception_below(data, end)
         self._ends.add(end.begin)

@@ -101,7 +101,7 @@ def exception_below(data: bytes, above: TracebackEnd) -> TracebackEnd:
     end = data.find(b"\n", begin) if begin else -1
     line = data[begin:end].decode(errors="replace") if end > begin else ""
     if not names_exception(line):
-        return TracebackEnd(-1, above.end, "cut")
+        return above._replace(kind="no news")
     return TracebackEnd(begin, end, "no news" if _REPEATED.search(line) else "exception", above.frames)
 
 

@@ -77,6 +77,11 @@ def test_interleaved_tracebacks_keep_their_exceptions() -> None:
     assert (found[0].evidence, found[0].rank) == ("[rank3]: zed.Oops: bad", 3)
 
 
+def test_traceback_cut_off_by_another_one_is_no_second_failure() -> None:
+    log = f"Traceback (most recent call last):\n{FRAMES}{traceback('zed.Oops: bad', '')}more\n"
+    assert [(hit.line, hit.text) for hit in scan_log(log.encode(), "log").scan.hits] == [(7, "zed.Oops: bad")]
+
+
 def test_log_that_ends_inside_traceback_is_no_healthy_one() -> None:
     assert unknown(f"step 1\nTraceback (most recent call last):\n{FRAMES}") == "call()"
 
