@@ -16,6 +16,8 @@ HEADER = b"Traceback (most recent call last)"
 # Bytes behind its header in which a traceback has its end.
 AHEAD = 1 << 16
 _NEXT = 4000
+# So many ranks' tracebacks stand within one another; more of them are cut off.
+_MIXED = 16
 # A module's name is in lower case; a class without one begins with a capital and is not all capitals, as levels are.
 _NAME = r"(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|_?[A-Z]\w*[a-z]\w*)(?:\([\w.]+\))?"
 _NAMED = re.compile(rf"{_NAME}(?:: |:?\s*$)|(?:\w+\.)*[A-Z][a-z]+[A-Z]\w+ in \S")
@@ -82,8 +84,12 @@ def end_of_traceback(data: bytes, position: int) -> TracebackEnd:
     after = min(stop + 1, len(data))
     ignored = _IGNORED in data[data.rfind(b"\n", 0, max(begin - 1, 0)) + 1 : begin]
     prefix = _prefix_of_frames(data, data[begin:position], after)
+    begun = 0
     for match in _lines(prefix, rb"(\S[^\r\n]*)").finditer(data, after, after + AHEAD):
         line = match[1].decode(errors="replace")
+        begun += line.startswith(HEADER.decode())
+        if begun > _MIXED:
+            break
         if names_exception(line):
             chained = _CHAINED.search(data, match.end(), match.end() + _NEXT // 10)
             news = not (ignored or chained or _REPEATED.search(line))

@@ -1,8 +1,11 @@
 """Exceptions are found by where they stand: behind every prefix, under every name, and where a log ends early."""
 
+import re
+
 import pytest
 
 from dsrun.diagnosis.classify import diagnoses, scan_log
+from dsrun.diagnosis.log.tracebacks import end_of_traceback
 
 FRAMES = '  File "a.py", line 3, in <module>\n    call()\n'
 STAMP = "2026-11-21T04:48:{:02}.123456789Z "
@@ -80,6 +83,13 @@ def test_interleaved_tracebacks_keep_their_exceptions() -> None:
 def test_traceback_cut_off_by_another_one_is_no_second_failure() -> None:
     log = f"Traceback (most recent call last):\n{FRAMES}{traceback('zed.Oops: bad', '')}more\n"
     assert [(hit.line, hit.text) for hit in scan_log(log.encode(), "log").scan.hits] == [(7, "zed.Oops: bad")]
+
+
+def test_traceback_far_above_an_exception_is_not_its_own() -> None:
+    """In a log of nothing but cut tracebacks each is looked at for a bounded way."""
+    log = f"Traceback (most recent call last):\n{FRAMES}" * 100 + traceback("zed.Oops: bad", "")
+    ends = {end_of_traceback(log.encode(), at.start()) for at in re.finditer("Traceback", log)}
+    assert len([end for end in ends if end.kind == "exception"]) < 20
 
 
 def test_log_that_ends_inside_traceback_is_no_healthy_one() -> None:
