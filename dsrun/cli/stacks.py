@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsrun.cli.options import imported
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
@@ -18,7 +19,10 @@ STALE_S = 60.0
 _POLL_S = 0.1
 
 
-def show(run: Path, full: bool, form: str) -> int:
+def show(run: Path | None, job_id: str | None, full: bool, form: str) -> int:
+    if (run is None) is (job_id is None):
+        raise UsageError("which run is meant?", fix="give RUN, its folder, or --job ID, one of them")
+    run = run or imported("dsrun.slurm.jobs.find_job:run_of_job")(job_id)
     nodes = read_node_status(run)
     if not nodes:
         what = "has no status of a supervisor" if run.is_dir() else "does not exist"

@@ -11,16 +11,21 @@ LIMIT_S = 8.0
 DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 
 
+_ROWS = toml_beside(__file__, "checks.toml")
+
+
 def _checks(*, deep: bool) -> tuple[Check, ...]:
-    rows = toml_beside(__file__, "checks.toml").items()
+    texts = ("title", "needs", "finds")
     return tuple(
-        Check(code, look=resolve_name(f"dsrun.doctor.{row.pop('look')}"), **row)
-        for code, row in rows
-        if row.pop("deep", False) is deep
+        Check(code, look=resolve_name(f"dsrun.doctor.{row['look']}"), **{key: row[key] for key in texts if key in row})
+        for code, row in _ROWS.items()
+        if row.get("deep", False) is deep
     )
 
 
 CHECKS = _checks(deep=False)
 """In the order of how often they hurt."""
+OF_IDLE_MACHINES = tuple(code for code, row in _ROWS.items() if row.get("idle"))
+"""Those that a job fails by its own doing while it runs: they ask whether what it takes is still free."""
 DEEP_CHECKS = _checks(deep=True)
 """Those of --deep, which use the GPUs for minutes: they run last, one after the other, DEEP_LIMIT_S seconds each."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
+from dsrun.launch.program import through_macros
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
@@ -21,9 +22,6 @@ from dsrun.system.terminal.secrets import MASK, is_secret_name, without_tokens
 
 # Options of torch.distributed.run that may stand at the head of a job's program.
 HEAD = ("--module", "-m", "--no-python")
-
-LOCAL_RANK = "${local_rank}"
-"""As the value of a program's flag: the number of the rank on its machine, which torch.distributed.run fills in."""
 
 
 def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | None = None) -> list[str]:
@@ -50,8 +48,8 @@ def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | Non
         "--",
         # torchrun substitutes in what follows the interpreter, which without one is the program's own words only
         # (macros.substitute in torch.distributed.elastic.utils.api, a string.Template).
-        entry if "--no-python" in head else entry.replace("$", "$$"),
-        *(word if word.endswith(f"={LOCAL_RANK}") else word.replace("$", "$$") for word in arguments),
+        entry if "--no-python" in head else through_macros(entry),
+        *map(through_macros, arguments),
     ]
 
 

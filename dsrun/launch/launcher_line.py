@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.launch.environment import LOCAL_RANK
 from dsrun.launch.launchers import PYTHON
+from dsrun.launch.program import LOCAL_RANK
 from dsrun.launch.refusals import refusal
 from dsrun.system.env import is_count, shortened
 from dsrun.system.shell import command_line
@@ -39,7 +39,8 @@ class LauncherLine:
     """What the command line of a launcher says; None for what it does not say.
 
     `mode` and `program` are its program's, which `python` runs, with the flag `local_rank` for each rank's number on
-    its machine, if the launcher hands that on; `env` are the variables that it sets.
+    its machine, if the launcher hands that on; `env` are the variables that it sets, and `ignored` its options that
+    have no counterpart here and change no training.
     """
 
     launcher: str
@@ -58,6 +59,7 @@ class LauncherLine:
     program: tuple[str, ...]
     local_rank: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.program[0].startswith("-"):
@@ -67,6 +69,16 @@ class LauncherLine:
     def assignments(self) -> list[str]:
         """NAME=VALUE of the variables that say something."""
         return [f"{key}={value}" for key, value in self.env.items() if value.lower() not in ("no", "false", "default")]
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these options that it says something of."""
+        return {name: value for name in names if (value := getattr(self, name, None)) is not None}
+
+    def same_as(self, command: str, others: Sequence[str] = ()) -> str:
+        """The line for people that tells the `command` of dsrun that does the same, and which options, with these
+        `others`, that leaves out."""
+        left = ", ".join(f"--{name.replace('_', '-')}" for name in (*self.ignored, *others))
+        return f"{self.launcher}: the same as {command}" + (f"; left out: {left}" if left else "")
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -96,6 +108,14 @@ def launcher_line(argv: Sequence[str], environ: Mapping[str, str]) -> LauncherLi
     mode = ("--module",) if said["module"] else ("--no-python",) if said["no_python"] else ()
     program = (said["script"], *said["arguments"])
     return read(said, LauncherLine(launcher=name, python=_shown(python), mode=mode, program=program))
+
+
+def refuse_other(own: Mapping[str, Any], given: Mapping[str, Any], line: LauncherLine, command: str) -> None:
+    """Raise UsageError where an option of dsrun's `command` itself is another than that of the line behind it."""
+    for name, value in given.items():
+        if own.get(name) is not None and str(own[name]) != str(value):
+            flag = f"--{name.replace('_', '-')}"
+            raise refusal("line.twice", flag=flag, own=own[name], command=command, value=value, launcher=line.launcher)
 
 
 def _launcher(argv: Sequence[str]) -> tuple[LauncherName, str, list[str]] | None:
@@ -188,6 +208,7 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
         hostfile=hostfile,
         include=include,
         exclude=given.pop("exclude", None),
+        ignored=tuple(name for name in _TABLE["deepspeed"]["ignored"] if name in given),
         local_rank=None if said["given"].get("no_local_rank") else "--local_rank",
         env=env,
     )
@@ -245,6 +266,7 @@ def _torchrun(launcher: str, values: dict[str, str], mode: tuple[str, ...], prog
         master_port=_integer(launcher, values, "master_port") or port,
         max_restarts=_integer(launcher, values, "max_restarts"),
         rdzv_id=values.get("rdzv_id"),
+        ignored=tuple(name for name in _OPTIONS["ignored"] if name in values),
         mode=mode,
         # torchrun makes one $ of two, and so will the one that is started with these words.
         program=tuple(

@@ -10,6 +10,8 @@ from dsrun.errors import UsageError
 from dsrun.launch.launchers import ASSIGNMENT, PYTHON, SHELLS, TRAINERS, launcher_in
 
 WORKER = "dsrun.train"
+LOCAL_RANK = "${local_rank}"
+"""As the value of a program's flag: the number of the rank on its machine, which torch.distributed.run fills in."""
 FIX = "-- python my_train.py …; variables with --env NAME=VALUE"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 # Not one with a path, behind another command (apptainer, srun), or of an environment that the line enters.
@@ -42,8 +44,8 @@ class JobProgram(NamedTuple):
         `$local_rank` into all that it hands on to a Python program's command line, and makes $$ of $ (macros in
         torch.distributed.elastic.utils.api); a doubled $ comes through as the one that was meant.
         """
-        entry = self.entry if "--no-python" in self.mode else _through_macros(self.entry)
-        return (*self.mode, "--", entry, *map(_through_macros, self.args))
+        entry = self.entry if "--no-python" in self.mode else through_macros(self.entry)
+        return (*self.mode, "--", entry, *map(through_macros, self.args))
 
     @property
     def uses_python(self) -> bool:
@@ -61,8 +63,9 @@ class JobProgram(NamedTuple):
         return self.entry
 
 
-def _through_macros(word: str) -> str:
-    return word.replace("$", "$$")
+def through_macros(word: str) -> str:
+    """A word of the program for torch.distributed.run, which fills in nothing but LOCAL_RANK as a flag's value."""
+    return word if word.endswith(f"={LOCAL_RANK}") else word.replace("$", "$$")
 
 
 def train_program(

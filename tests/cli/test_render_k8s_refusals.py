@@ -73,7 +73,11 @@ TOKEN = "hf_" + "a1B2" * 9
         (["--", "train", "--model", "demo-t5", "--zeero", "3"], "did you mean --zero?"),
         (["--", "train", "--model", "demo-t5", "--deepspeed", "none.json"], "none.json"),
         (["train", "--model", "demo-t5"], "write the program after -- (dsrun render-k8s --nodes 4 -- train …)"),
-        (["--", "torchrun", "x.py"], "the job starts one worker per GPU itself"),
+        (["--", "nice", "torchrun", "x.py"], "the job starts one worker per GPU itself"),
+        (
+            ["--nodes", "2", "--", "torchrun", "--nnodes", "3", "x.py"],
+            "--nodes 2 for dsrun render-k8s, but 3 for torchrun",
+        ),
         (["--", "python"], "no script is named"),
         (["--nodez", "4"], "--nodes"),
         (["-o", ""], "--output is empty"),

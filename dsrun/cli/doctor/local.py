@@ -21,13 +21,20 @@ from dsrun.launch.detection.slurm import in_slurm_step
 from dsrun.system.terminal.layout import terminal_width
 
 COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
+JOB_NODES = "dsrun.cli.doctor.job_nodes"
 
 
 def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **given: Any) -> int:
     """The callback of `dsrun doctor`."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     is_one_of_several = in_slurm_step(os.environ) and tasks.isdigit() and int(tasks) > 1
-    if not given["preflight"] and (given["ranks"] is not None or given["nodes"] is not None or is_one_of_several):
+    on_nodes = given["job_id"] is not None
+    if on_nodes:
+        imported(f"{JOB_NODES}:refuse")("options", given=given)
+        skip = (*skip, *registry.OF_IDLE_MACHINES)
+    if not (on_nodes or given["preflight"]) and (
+        given["ranks"] is not None or given["nodes"] is not None or is_one_of_several
+    ):
         return _collectives(given, form)
     if given["node_rank"] is not None and not given["preflight"]:
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
@@ -37,6 +44,8 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         given["run_file"], given["program"], Path.cwd(), output=given["output"], nproc=given["nproc"],
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
+    if on_nodes and not given["node_checks"]:
+        return int(imported(f"{JOB_NODES}:run_on_nodes")(given["job_id"], checks, every=every, form=form))
     quick = [each for each in checks if each not in registry.DEEP_CHECKS]
     results = list(run_checks(quick, MachineFacts(), target, limit_s=registry.LIMIT_S))
     # One after the other: two tests of bandwidth would disturb each other.
@@ -44,6 +53,9 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         results += run_checks([check], MachineFacts(), target, limit_s=registry.DEEP_LIMIT_S)
     if given["preflight"]:
         return _collectives(given, form, [each for result in results for each in result.findings])
+    if given["node_checks"]:
+        click.echo(imported(f"{JOB_NODES}:answer")(results), nl=False)
+        return 0
     if form == "json":
         print_json(as_json(results))
     else:

@@ -1,7 +1,6 @@
 """What `dsrun render-k8s` does: the objects of a job as YAML on stdout, advice on stderr."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,7 @@ from dsrun.cli.render.rendered_job import (
     JobRendering,
     RenderedProgram,
     find_job,
-    from_flags,
-    from_run_file,
+    given_options,
     refuse_empty,
     refuse_secrets,
 )
@@ -40,10 +38,9 @@ def run(**values: Any) -> int:
     """Write the objects; the callback of `dsrun render-k8s`."""
     refuse_empty(values)
     cwd = Path.cwd()
-    words = click.get_current_context().obj
-    job = find_job(words, values["config"], cwd, KUBERNETES)
-    given = make_spec(from_flags(KubernetesSpec, values), from_run_file(job.config, cwd, KUBERNETES))
-    workload = _workload(job, words, cwd)
+    job = find_job(click.get_current_context().obj, values["config"], cwd, KUBERNETES)
+    given = make_spec(*given_options(job, KubernetesSpec, values, cwd, KUBERNETES))
+    workload = _workload(job, cwd)
     spec = completed(given, workload)
     if job.recipe is not None:
         _check_training(job.recipe, spec)
@@ -57,11 +54,11 @@ def run(**values: Any) -> int:
     return 0
 
 
-def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> TrainingWorkload:
+def _workload(job: RenderedProgram, cwd: Path) -> TrainingWorkload:
     """What the pods run: the program as it was given, or the training by what all files here say now."""
     program = job.program
     if job.recipe is None:
-        return TrainingWorkload(words=tuple(words), name=program.name)
+        return TrainingWorkload(words=job.words, name=program.name)
     from dsrun.recipe.deepspeed_file import with_deepspeed_read
     from dsrun.recipe.resolved import frozen_argv
 

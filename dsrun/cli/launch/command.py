@@ -69,7 +69,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
     # What is here was looked at where this was started from; the flags say the rest.
     place = detect(options, {} if options.tied else os.environ)
     if line is not None and getattr(place, "node", 0) == 0:
-        print_note(f"{line.launcher}: the same as {launch_command(line, options)}")
+        print_note(line.same_as(launch_command(line, options)))
     parsed, env = parse_program(program), line.env if line else {}
     if parsed.trains and not options.signals:
         raise refusal("program.no_signals")

@@ -13,7 +13,6 @@ from dsrun.events import level_of
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.records import LedgerRecord, seconds_of
-from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.terminal.display import duration, figure, printable
 
 _NARROWEST = 40
@@ -100,9 +99,7 @@ def state_line(snapshot: MonitorSnapshot) -> str:
     status, job = snapshot.status, snapshot.job
     parts = []
     if job is not None and (snapshot.kind == "job" or job.state != "RUNNING"):
-        reason = (
-            f" ({job.reason}{f': {meaning}' if (meaning := explain_reason(job.reason)) else ''})" if job.reason else ""
-        )
+        reason = f" ({job.explained_reason})" if job.reason else ""
         expected = f", expected to start at {job.expected_start}" if job.expected_start else ""
         parts.append(f"job {job.id} {job.state}{reason}{expected}")
     if snapshot.kind != "job":

@@ -60,9 +60,7 @@ def as_json(snapshot: MonitorSnapshot) -> dict[str, Any]:
         "nodes": [plain(asdict(node)) for node in snapshot.nodes],
         "findings": [finding.as_dict() for finding in snapshot.findings],
         "events": [plain(event) for event in last_events(snapshot.history.events)],
-        "job": None
-        if job is None
-        else plain({key: value if value != "" else None for key, value in asdict(job).items()}),
+        "job": None if job is None else job.as_json(),
     }
 
 

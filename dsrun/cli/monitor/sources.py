@@ -17,10 +17,10 @@ from dsrun.runs.find import is_run, newest_of, runs_below
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunReader
 from dsrun.runs.records import utc_now
-from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
-from dsrun.slurm.jobs.status import read_jobs
+from dsrun.slurm.jobs.find_job import controller_view, one_job
+from dsrun.slurm.jobs.queue import SlurmJob
 from dsrun.slurm.jobs.submit import interval
-from dsrun.system import host, slurm
+from dsrun.system import host
 from dsrun.system.slurm import NoAnswerError
 from dsrun.system.terminal.display import counted
 
@@ -132,26 +132,19 @@ class JobSource:
         if self._job is None or elapsed >= self._due:
             self._due = elapsed + interval(elapsed)
             try:
-                jobs = my_jobs(job_id=self._job_id).jobs
+                self._job = one_job(self._job_id)
             except NoAnswerError:
                 if self._job is None:
                     raise
                 return self._job
-            if len(jobs) > 1:
-                tasks = ", ".join(job.id for job in jobs[:5])
-                raise UsageError(
-                    f"job {self._job_id} is an array of {len(jobs)} tasks: {tasks}", fix="name one of them"
-                )
-            self._job = jobs[0]
-            self._log = self._find_log(jobs[0])
+            self._log = self._find_log(self._job)
         return self._job
 
     def _find_log(self, job: SlurmJob) -> Path | None:
         if job.state == "PENDING" or self._log is not None:
             return self._log
         with suppress(NoAnswerError):
-            text = slurm.job(job.id)
-            view = next(iter(read_jobs(text)), None) if text else None
+            view = controller_view(job.id)
             return Path(view.log) if view and view.log else None
         return None
 
@@ -161,8 +154,6 @@ def find_source(run: str | None, log: str | None, job_id: str | None) -> Monitor
     if sum(each is not None for each in (run, log, job_id)) > 1:
         raise UsageError("RUN, --log and --job exclude each other", fix="give one of them")
     if job_id is not None:
-        if not job_id.partition("_")[0].isascii() or not job_id.replace("_", "", 1).isdigit():
-            raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
         return JobSource(job_id)
     if log == STDIN:
         return StdinSource()

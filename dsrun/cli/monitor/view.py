@@ -18,7 +18,6 @@ from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.run_status import RunState
 from dsrun.runs.records import seconds_of
-from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.terminal.display import counted, duration, printable
 
 STATE_STYLES: dict[RunState, str] = {
@@ -121,8 +120,7 @@ def _job_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSectio
         line.append(f", {job.elapsed} of {job.time_limit}" if job.time_limit else f", {job.elapsed}")
     rows = [line]
     if job.reason and not job.is_final:
-        meaning = explain_reason(job.reason)
-        reason = Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow")
+        reason = Text(printable(job.explained_reason), style="yellow")
         rows += list(reason.wrap(_PLAIN, room.width))
     if job.state == "PENDING":
         wanted = f"{counted(job.node_count, 'node')} of {printable(job.partition)}"

@@ -1,26 +1,28 @@
 """The job to render: what the words after `--` or a run file say, and the options of the command line and run.yaml."""
 
 import os
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dsrun.errors import DsrunError, UsageError, nearest
+from dsrun.cli.options import imported
+from dsrun.errors import UsageError, nearest
 from dsrun.launch.launchers import launcher_in, refuse_scripts
-from dsrun.launch.program import FIX, JobProgram, any_program
+from dsrun.launch.program import JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
 from dsrun.system.shell import command_line
-from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key
+from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key, without_tokens
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
+    from dsrun.launch.launcher_line import LauncherLine
     from dsrun.recipe.recipe import Recipe
 
 RUN_FILE = "run.yaml"
+_WORKERS = frozenset({"gpus_per_node", "gres", "nproc"})
 DEMO = ("--model", "demo-t5", "--zero", "2")
 
 
@@ -37,12 +39,15 @@ class JobRendering(NamedTuple):
 class RenderedProgram(NamedTuple):
     """What a job runs: the program, and the run.yaml whose section applies, as the user wrote its path.
 
-    `recipe` is that of dsrun's own training.
+    `recipe` is that of dsrun's own training; of another program `words` are its command, and `line` is what a launcher
+    before it says.
     """
 
     program: JobProgram
     config: str | None
     recipe: "Recipe | None" = None
+    words: tuple[str, ...] = ()
+    line: "LauncherLine | None" = None
 
 
 def refuse_empty(values: dict[str, Any]) -> None:
@@ -61,14 +66,15 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
         return _train(args[1:], config or here, cwd, rendering)
     if args:
         refuse_secrets(args, rendering)
-        refuse_scripts(args, cwd)
         if args[0].startswith("t"):
             from shutil import which  # slow, and nearest() is as well
 
             if nearest(args[0], ["train"]) and which(args[0]) is None:
                 raise UsageError(f"-- {args[0]}: there is no such program here", fix="did you mean -- train?")
-        fix = _without_launcher(args) if launcher_in(args) else FIX
-        return RenderedProgram(program=any_program(args, fix=fix), config=config or here)
+        line = imported("dsrun.launch.launcher_line:launcher_line")(args, os.environ) if launcher_in(args) else None
+        words = tuple(line.command if line else args)
+        refuse_scripts(words, cwd)
+        return RenderedProgram(program=any_program(words), config=config or here, words=words, line=line)
     if config or here:
         name = str(config or here)
         from dsrun.cli.render.training import refuse_no_training
@@ -78,30 +84,6 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
         return _train(["--config", name], name, cwd, rendering)
     print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd, rendering)
-
-
-def _without_launcher(args: Sequence[str]) -> str:
-    """What a render command is to be given instead of another launcher's line."""
-    from dsrun.launch.environment import LOCAL_RANK
-    from dsrun.launch.launcher_line import launcher_line  # which may run the launcher's own code
-
-    try:
-        line = launcher_line(args, os.environ)
-    except DsrunError:
-        return FIX
-    if line is None:
-        return FIX
-    given = {"nodes": line.nodes, "nproc": line.nproc, "max-restarts": line.max_restarts}
-    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    # Which GPUs of its own a job sees is the scheduler's.
-    variables = [each for each in line.assignments if not each.startswith("CUDA_VISIBLE_DEVICES=")]
-    flags += [word for each in variables for word in ("--env", each)]
-    program = list(line.command)
-    if line.local_rank:
-        rank = f"{line.local_rank}={LOCAL_RANK}"
-        text = shlex.join(program).replace(shlex.quote(rank), f'{line.local_rank}="$LOCAL_RANK"')
-        program = ["bash", "-c", f"exec {text}"]
-    return command_line([*flags, "--", *program])
 
 
 def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
@@ -129,6 +111,43 @@ def refuse_secrets(words: Sequence[str], rendering: JobRendering) -> None:
             told = repr(shown) if " " in shown else shown
             what = f"{flag} {told}" if flag.startswith("-") and flag == before else told
         raise UsageError(f"{what} looks like a token, and everybody can read a job's {rendering.noun}", fix=fix)
+
+
+def given_options(
+    job: RenderedProgram, spec: type, values: dict[str, Any], cwd: Path, rendering: JobRendering
+) -> tuple[Sequence[OptionValue], ...]:
+    """The options of the command line, with those of a launcher's line behind it, and the weaker ones of run.yaml."""
+    flags, section = list(from_flags(spec, values)), from_run_file(job.config, cwd, rendering)
+    if job.line is None:
+        return flags, section
+    known = {each.name for each in (*flags, *section)}
+    return [*_of_launcher(job.line, flags, known, f"dsrun render-{rendering.section}"), *flags], section
+
+
+def _of_launcher(
+    line: "LauncherLine", flags: Sequence[OptionValue], known: Set[str], command: str
+) -> list[OptionValue]:
+    """What a launcher's line says for a job, beside the options `flags` of the `command`; `known` are the names of all.
+
+    Its workers of each node are that many GPUs where nobody says how many a node has. Of the rendezvous nothing is
+    taken over: a job has its own. Raises UsageError for named machines, and for what contradicts the flags.
+    """
+    from dsrun.launch.launcher_line import refuse_other
+    from dsrun.launch.refusals import refuse
+
+    refuse("rendered", line=line)
+    given, own = line.given("nodes", "nproc", "max_restarts"), {each.name: each.values for each in flags}
+    refuse_other({name: values[0] for name, values in own.items()}, given, line, command)
+    if "nproc" in given and not known & _WORKERS:
+        given["gpus_per_node"] = given.pop("nproc")
+    # Which GPUs of its own a job sees is the scheduler's.
+    variables = [each for each in line.assignments if not each.startswith("CUDA_VISIBLE_DEVICES=")]
+    said: dict[str, tuple[str, ...]] = {name: (str(value),) for name, value in given.items() if name not in own}
+    said |= {"env": (*variables, *own.get("env", ()))} if variables else {}
+    words = [f"--{name.replace('_', '-')}={value}" for name, values in said.items() for value in values]
+    shown = f"{command}{' …' if flags else ''} {without_tokens(command_line([*words, '--', *line.command]))}"
+    print_note(line.same_as(shown, [*line.given("node_rank", "master_addr", "master_port", "rdzv_id")]))
+    return [OptionValue(name, values, line.launcher) for name, values in said.items()]
 
 
 def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tuple[OptionValue, ...]:

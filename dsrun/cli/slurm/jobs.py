@@ -1,13 +1,10 @@
 """`dsrun jobs`: the user's SLURM jobs, with the step and loss each has reached."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,11 +14,9 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
-from dsrun.runs.records import plain
+from dsrun.slurm.jobs.find_job import check_id, controller_view
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
-from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
-from dsrun.system import slurm
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_detail, print_note
 
@@ -33,8 +28,8 @@ MOST_HOURS = 1_000_000
 def show(
     *, job_id: str | None, follow: bool, state: str | None, name: str | None, limit: int, hours: float, form: str
 ) -> int:
-    if job_id is not None and not re.fullmatch(r"[1-9]\d{0,9}(_\d{1,9})?", job_id, re.ASCII):
-        raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
+    if job_id is not None:
+        check_id(job_id)
     if not 0 <= hours <= MOST_HOURS:  # rejects nan too
         raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
     if follow and job_id is None:
@@ -48,7 +43,7 @@ def show(
     if found.more:
         print_note(f"{found.more} more are not listed (--limit {limit})")
     if form == "json":
-        print_json({"jobs": list(map(as_json, jobs))})
+        print_json({"jobs": [job.as_json() for job in jobs]})
     elif job_id and len(jobs) == 1:
         _print_one(jobs[0])
     else:
@@ -79,11 +74,6 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
         return EXIT_INTERRUPTED
 
 
-def as_json(job: SlurmJob) -> dict[str, Any]:
-    """A job as docs/slurm.md describes it; what is not known is null, and a loss that is not finite in "nonfinite"."""
-    return plain({name: value if value != "" else None for name, value in asdict(job).items()})
-
-
 def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
     if not jobs:
         click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
@@ -101,16 +91,9 @@ def _here(run: str | None) -> str:
     return str(Path(run).relative_to(here)) if run and Path(run).is_relative_to(here) else run or ""
 
 
-def explained_reason(job: SlurmJob) -> str:
-    """SLURM's reason and what it means; of a cancelled job it is only what that last waited for."""
-    meaning = None if job.state == "CANCELLED" else explain_reason(job.reason)
-    return job.reason + (f": {meaning}" if meaning else "")
-
-
 def _print_one(job: SlurmJob) -> None:
-    text = slurm.job(job.id)
-    view = next(iter(read_jobs(text)), None) if text else None
+    view = controller_view(job.id)
     row = dict(zip(_TABLE["columns"], _row(job), strict=True))
     cause = translated(text_of("verdict.more", title=cause_named(job.cause).title)) if job.cause else ""
-    names = {"view": view, "reason": explained_reason(job), "cause": cause, "row": row, "progress": job.progress}
+    names = {"view": view, "cause": cause, "row": row, "progress": job.progress}
     print_fields(evaluated(_TABLE["fields"], job=job, **names).items(), width=11)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.output import print_advice, write_file
-from dsrun.cli.render.rendered_job import JobRendering, find_job, from_flags, from_run_file, refuse_empty
+from dsrun.cli.render.rendered_job import JobRendering, find_job, given_options, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.render.environment import uses_own_python, workers
@@ -50,7 +50,7 @@ def run(**values: Any) -> int:
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, if there is one, could run it."""
     job = find_job(click.get_current_context().obj, values["config"], cwd, SLURM)
-    given = make_spec(from_flags(SlurmSpec, values), from_run_file(job.config, cwd, SLURM))
+    given = make_spec(*given_options(job, SlurmSpec, values, cwd, SLURM))
     site, facts = find_site(given, job.program, cwd, print_note)
     site = replace(site, user=_user_name(), command=("dsrun", *sys.argv[1:]))
     template = _read(values["template"]) if values["template"] else None

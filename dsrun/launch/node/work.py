@@ -16,7 +16,7 @@ from typing import Any
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.context import LaunchRequest
 from dsrun.launch.expected_gpus import check_driver, check_program
-from dsrun.launch.launcher_line import LauncherLine
+from dsrun.launch.launcher_line import LauncherLine, refuse_other
 from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
 from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
 from dsrun.launch.supervisor.policy import RestartLimits
@@ -175,13 +175,8 @@ def _late_imports(recipe: Recipe) -> list[str]:
 
 def merge_launcher(options: LaunchOptions, line: LauncherLine) -> LaunchOptions:
     """`options` with those of another launcher's line. Raises UsageError where they contradict each other."""
-    given: dict[str, Any] = {each.name: getattr(line, each.name, None) for each in fields(options)}
-    given = {name: value for name, value in given.items() if value is not None}
-    for name, value in given.items():
-        own = getattr(options, name)
-        if own is not None and own != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {own} for dsrun launch, but {value} for {line.launcher}", fix="give it once")
+    given = line.given(*(each.name for each in fields(options)))
+    refuse_other({name: getattr(options, name) for name in given}, given, line, "dsrun launch")
     return replace(options, **given)
 
 

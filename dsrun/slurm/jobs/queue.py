@@ -7,27 +7,25 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path, PurePosixPath
-from string import Template
+from shlex import quote
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.launch.program import slug
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.records import plain
 from dsrun.runs.tail import RunProgress, last_cause, progress
-from dsrun.slurm.jobs.status import FINAL, task_order
+from dsrun.slurm.jobs.status import FINAL, explain_reason, task_order
 from dsrun.system import slurm, variables
+from dsrun.system.shell import commands, expand, live
 
 _EXPORT = re.compile(rf"^\s*(?:export {variables.OUTPUT}=|start_job (?!--per-job))(.*)$", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
-# One piece of a shell word: $'..', '..', "..", an escaped character, plain text.
-_PIECE = re.compile(
-    r"\$'(?P<ansi>(?:\\.|[^'\\])*)'|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\(?P<escaped>.)"
-    r"|(?P<plain>(?:\$\{[^}]*\}|\$(?!')|[^\s'\"\\;&|()<>$])+)"
-)
+_ANSI = re.compile(r"\$'((?:\\.|[^'\\])*)'")
 
 
 def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
@@ -55,30 +53,18 @@ def job_environment(*, label: str, number: str, name: str) -> dict[str, str]:
     return {"SLURM_JOB_ID": number, "SLURM_JOBID": number, "SLURM_JOB_NAME": name, "job": label, **own}
 
 
+def _requoted(ansi: re.Match[str]) -> str:
+    return quote(ansi[1].encode("latin-1", "backslashreplace").decode("unicode_escape"))
+
+
 def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
     """The first shell word of `text` with its variables filled in; None when one of them is not known.
 
     Other expansions (commands, arithmetic, ${x:-y}) are not done: None for these too.
     """
-    word, position = "", 0
-    while piece := _PIECE.match(text, position):
-        position = piece.end()
-        literal = piece["single"] if piece["single"] is not None else piece["escaped"]
-        try:
-            if piece["ansi"] is not None:
-                word += piece["ansi"].encode("latin-1", "backslashreplace").decode("unicode_escape")
-            elif literal is not None:
-                word += literal
-            elif "`" in piece[0]:
-                return None
-            elif piece["double"] is not None:
-                filled = Template(piece["double"].replace("\\$", "$$")).substitute(variables)
-                word += re.sub(r'\\([\\"])', r"\1", filled)
-            else:
-                word += Template(piece["plain"]).substitute(variables)
-        except (KeyError, ValueError):
-            return None
-    return word
+    first = next(iter(commands(_ANSI.sub(_requoted, text))), None)
+    word = expand(first.words[0], variables) if first else ""
+    return None if re.search(r"[$`]", word) else live(word)
 
 
 # The same things from both sources, in the order of SlurmJob's fields. The name comes last: it may hold anything.
@@ -123,6 +109,16 @@ class SlurmJob:
     @property
     def is_final(self) -> bool:
         return self.state in FINAL
+
+    @property
+    def explained_reason(self) -> str:
+        """SLURM's reason and what it means; of a cancelled job it is only what that last waited for."""
+        meaning = None if self.state == "CANCELLED" else explain_reason(self.reason)
+        return self.reason + (f": {meaning}" if meaning else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """As docs/slurm.md describes it; what is not known is null, and a loss that is not finite in "nonfinite"."""
+        return plain({name: value if value != "" else None for name, value in asdict(self).items()})
 
 
 def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[SlurmJob]:

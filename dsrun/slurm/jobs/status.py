@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.system.slurm import jobs, value
 
 # squeue(1), "Job state codes". The others (PENDING, RUNNING, COMPLETING, SUSPENDED, REQUEUED ...) go on.
@@ -21,7 +21,8 @@ _EXIT = re.compile(r"(\d+):(\d+)")
 class JobStatus:
     """A job, or one task of an array, whose `label` is then "6_1".
 
-    `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name.
+    `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name. `user` is "" where
+    the accounting alone knows the job.
     """
 
     label: str
@@ -33,6 +34,7 @@ class JobStatus:
     signal: int = 0
     restarts: int = 0
     log: str | None = None
+    user: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -76,7 +78,13 @@ def _status(record: dict[str, str]) -> JobStatus:
         signal=int(code[2]) if code else 0,
         restarts=int(restarts) if restarts.isdecimal() else 0,
         log=_log(record) if started else None,
+        user=_user(record),
     )
+
+
+def _user(record: dict[str, str]) -> str:
+    """Whose job it is, of "ada(1000)"."""
+    return record.get("UserId", "").partition("(")[0]
 
 
 def _log(record: dict[str, str]) -> str | None:
@@ -84,19 +92,8 @@ def _log(record: dict[str, str]) -> str | None:
     text = value(record, "StdOut")
     if text is None or text == "/dev/null":
         return None
-    job, array = record["JobId"], record.get("ArrayJobId")
-    known = {
-        "j": job,
-        "A": array or job,
-        "a": record.get("ArrayTaskId", "4294967294"),
-        "x": record.get("JobName", ""),
-        "u": record.get("UserId", "").partition("(")[0],
-        "N": record.get("BatchHost", "").partition(".")[0],
-        "n": "0",
-        "t": "0",
-        "s": "batch",
-        "%": "%",
-    }
+    names = {"record": record, "user": _user(record)}
+    known = {letter: evaluate(value, names) for letter, value in toml_beside(__file__)["patterns"].items()}
     filled = re.sub(r"%(\d*)([jAaxuNnts%])", lambda found: known[found[2]].rjust(int(found[1] or 0), "0"), text)
     return str(PurePosixPath(record.get("WorkDir", "/")) / filled)
 

@@ -76,7 +76,7 @@ def test_torchrun_nproc_per_node_auto_is_default(workers):
         (f"--rdzv-endpoint=gpu1:{'9' * 5000} x.py", "is not HOST:PORT"),
         ("--rdzv-backend=etcd x.py", "--rdzv-backend etcd"),
         ("--rdzv-endpoint=gpu1:port x.py", "is not HOST:PORT"),
-        ("--frobnicate x.py", "--frobnicate: dsrun launch does not know"),
+        ("--frobnicate x.py", "--frobnicate: dsrun does not know"),
         ("--standalone -- --frobnicate x.py", "--frobnicate: .*remove it"),
         ("--nnodes", "--nnodes: its value is missing"),
         ("--nnodes 2", "no program is named"),

@@ -143,12 +143,6 @@ def test_launcher_or_empty_program_refused(words, why):
         any_program(words)
 
 
-def test_refused_launcher_line_is_answered_with_its_program(tmp_path):
-    with pytest.raises(UsageError) as refused:
-        find_job(["torchrun", "--nproc-per-node=2", "x.py", "--lr", "1"], None, tmp_path, SLURM)
-    assert refused.value.fix == "--nproc=2 -- python x.py --lr 1"
-
-
 @pytest.mark.parametrize(
     ("words", "file"),
     [

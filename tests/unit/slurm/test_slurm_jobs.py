@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from dsrun.cli.slurm.jobs import _row, explained_reason
+from dsrun.cli.slurm.jobs import _row
 from dsrun.slurm.jobs.queue import (
     _SACCT,
     _SQUEUE,
@@ -134,8 +134,8 @@ def write_run(folder, *records, finished=False):
 def test_pending_reason_unexplained_for_cancelled_job(tmp_path):
     """A cancelled job comes without the advice to release it."""
     waiting = job(tmp_path, state="PENDING", reason="JobHeldUser")
-    assert explained_reason(waiting).startswith("JobHeldUser: held by you")
-    assert explained_reason(replace(waiting, state="CANCELLED")) == "JobHeldUser"
+    assert waiting.explained_reason.startswith("JobHeldUser: held by you")
+    assert replace(waiting, state="CANCELLED").explained_reason == "JobHeldUser"
 
 
 def test_default_run_folder_found_without_batch_script(tmp_path):
