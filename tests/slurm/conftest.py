@@ -52,16 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster():
     """Four nodes with two GPUs each, all of them in each of several partitions."""
-    yield from _cluster(Options(nodes=4, gpus=("a100:2",), lines=PARTITIONS))
+    yield from a_cluster(Options(nodes=4, gpus=("a100:2",), lines=PARTITIONS))
 
 
 @pytest.fixture(scope="session")
 def accounting():
     """Two nodes, and a database that knows what has run."""
-    yield from _cluster(Options(nodes=2, gpus=("a100:4", "none"), accounting=True))
+    yield from a_cluster(Options(nodes=2, gpus=("a100:4", "none"), accounting=True))
 
 
-def _cluster(options: Options):
+def a_cluster(options: Options):
+    """Up for as long as a fixture of its own is in use."""
     if reason := missing():
         pytest.exit(f"the tests on SLURM cannot run: {reason}", returncode=4)
     # Not in pytest's own folder, which other users may not pass.
