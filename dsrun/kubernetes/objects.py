@@ -4,7 +4,7 @@
 - `jobset`: a JobSet of one replicated Job, which makes the Service itself.
 - `trainjob`: a TrainingRuntime with that JobSet as its template, and a TrainJob that names it.
 
-objects.yaml has the objects, pod.py what is computed for their fields.
+objects.yaml has the objects.
 """
 
 import re
@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dsrun import __version__
+from dsrun import __version__, errors
 from dsrun.datafiles import evaluate
-from dsrun.errors import UsageError
+from dsrun.kubernetes import spec as rules
+from dsrun.kubernetes import workload as facts
+from dsrun.kubernetes.notation import toleration
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.pod import KubernetesObject, fields_of
-from dsrun.kubernetes.workload import TrainingWorkload
+from dsrun.system import variables
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.secrets import masked
 
@@ -27,17 +28,33 @@ if TYPE_CHECKING:
     import yaml
 
 
+KubernetesObject = dict[str, Any]
+
+
 class _Expression(NamedTuple):
     text: str
 
 
-def render_objects(spec: KubernetesSpec, workload: TrainingWorkload) -> list[KubernetesObject]:
+def render_objects(spec: KubernetesSpec, workload: facts.TrainingWorkload) -> list[KubernetesObject]:
     """The objects in the order in which they are to be created. The spec is a completed one."""
-    names: dict[str, Any] = {**fields_of(spec, workload), "part": lambda name: _filled(_objects()[name], names)}
+    names = _names(spec, workload)
     kinds = ["claim"] if spec.claim_size else []
     kinds += ["service"] if spec.kind == "job" and spec.nodes > 1 else []
     kinds += ["runtime"] if spec.kind == "trainjob" else []
     return [_filled(_objects()[kind], names) for kind in (*kinds, spec.kind)]
+
+
+def _names(spec: KubernetesSpec, workload: facts.TrainingWorkload) -> dict[str, Any]:
+    """The names for the expressions of objects.yaml; `part` is for those that need another of its entries."""
+    names: dict[str, Any] = {**vars(errors), **vars(variables), **vars(rules), **vars(facts)}
+    names |= {each.__name__: each for each in (enumerate, map, pairs, sorted, str, toleration)}
+    names |= {"spec": spec, "workload": workload, "part": lambda name: _filled(_objects()[name], names)}
+    return names
+
+
+def pairs(entries: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE entries; of two for one key the last."""
+    return {key: value for key, _, value in (each.partition("=") for each in entries)}
 
 
 @cache
@@ -53,14 +70,14 @@ def _objects() -> dict[str, Any]:
 
 
 def _filled(part: Any, names: dict[str, Any]) -> Any:
-    """A part with the values of its expressions, and without the fields that are empty; 0 and False are not."""
+    """A part with the values of its expressions, without fields that are empty (0 and False are not) and items None."""
     if isinstance(part, _Expression):
         return evaluate(part.text, names)
     if isinstance(part, list):
-        return [_filled(each, names) for each in part]
+        return [value for value in (_filled(each, names) for each in part) if value is not None]
     if not isinstance(part, dict):
         return part
-    found = {key: _filled(value, names) for key, value in part.items()}
+    found = {_filled(key, names): _filled(value, names) for key, value in part.items()}
     return {key: value for key, value in found.items() if value not in (None, {}, [], ())}
 
 
@@ -108,7 +125,7 @@ def _dumper() -> "type[yaml.SafeDumper]":
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise UsageError(f"{value[:40]!r} is not UTF-8, as the texts of a manifest are") from None
+            raise errors.UsageError(f"{value[:40]!r} is not UTF-8, as the texts of a manifest are") from None
         plain = _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT
         # JSON is easier to read between single quotes; what these cannot hold PyYAML puts between double ones.
         quotes = "'" if '"' in value else '"'

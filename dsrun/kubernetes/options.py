@@ -49,3 +49,4 @@ class KubernetesSpec:
     user: int = 1000
     run_as_root: bool = False
     service_account: str | None = None
+    patch: tuple[str, ...] = ()

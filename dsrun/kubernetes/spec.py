@@ -1,18 +1,17 @@
 """KubernetesSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
-from dsrun.kubernetes import notation
+from dsrun.kubernetes import notation, workload
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.workload import CLAIM_PATH, missing_variables, mounts
 from dsrun.options import OptionValue, broken_rules, filled, section_value
 from dsrun.system.patterns import patterns_beside
-from dsrun.system.terminal.secrets import holds_secret, is_secret_variable, without_tokens
+from dsrun.system.terminal import secrets
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
@@ -34,39 +33,16 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
     spec, where = filled(KubernetesSpec, places)
     for each in fields(KubernetesSpec):
         # First of all, as what is wrong with a value names the value. Those left out are never named.
-        if each.name not in ("env", "secret", "notify") and holds_secret(getattr(spec, each.name)):
+        if each.name not in ("env", "secret", "notify", "patch") and secrets.holds_secret(getattr(spec, each.name)):
             message = "a token or password is in it, and everybody can read a job's manifest"
             raise UsageError(f"{where[each.name]}: {message}", fix="remove it")
-    for name, message, fix in broken_rules(toml_beside(__file__), spec, _names()):
+    for name, message, fix in broken_rules(toml_beside(__file__), spec, rule_names()):
         raise UsageError(f"{where[name]}: {message}", fix=fix or None)
     return spec
 
 
-def _names() -> dict[str, Any]:
-    """What the rules of spec.toml name, beside the options."""
-    functions = (
-        first_doubled, holds_secret, int, is_secret_variable, keys_of, len, missing_variables, paths, without_tokens
-    )  # fmt: skip
-    return {
-        **vars(notation),
-        **{each.__name__: each for each in functions},
-        **{f"is_{name}": pattern.fullmatch for name, pattern in patterns_beside(__file__).items()},
-        "is_name": notation.NAME.fullmatch,
-        "queue_label": QUEUE_LABEL,
-        "own_labels": OWN_LABELS,
-        "claim_path": CLAIM_PATH,
-    }
-
-
-def keys_of(entries: Iterable[str]) -> list[str]:
-    """What is before the first "=" of each."""
-    return [entry.partition("=")[0] for entry in entries]
-
-
-def paths(spec: KubernetesSpec) -> list[str]:
-    """Where something is mounted."""
-    return [SHM_PATH, SCRATCH_PATH, *(each.path for each in mounts(spec))]
-
-
-def first_doubled(words: Sequence[str]) -> str | None:
-    return next((word for word, count in Counter(words).items() if count > 1), None)
+def rule_names() -> dict[str, Any]:
+    """What the rules of spec.toml and patch.toml name, beside the options: functions and constants of these modules."""
+    names: dict[str, Any] = {**vars(notation), **vars(workload), **vars(secrets), **globals()}
+    names |= {each.__name__: each for each in (Counter, filter, int, len, map, sorted, zip)}
+    return names | {f"is_{name}": pattern.fullmatch for name, pattern in patterns_beside(__file__).items()}

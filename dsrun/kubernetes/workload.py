@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dsrun import __version__
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.kubernetes.notation import LONGEST_LABEL, ClaimMount, mount, quantity, slug
 from dsrun.kubernetes.options import KubernetesSpec
@@ -133,19 +134,6 @@ def launch_arguments(spec: KubernetesSpec, workload: TrainingWorkload) -> list[s
 
 def notices(given: KubernetesSpec, spec: KubernetesSpec) -> Iterator[str]:
     """What was chosen for the user, and what has to be there first: `spec` is `given`, completed."""
-    where = f" in namespace {spec.namespace}" if spec.namespace else ""
-    if given.image is None:
-        yield f"the image is {spec.image}: build it, and push it to where the machines pull from (--image)"
-    if given.claim_size is None:
-        shared = "" if spec.nodes == 1 else ", and several machines be able to mount it (ReadWriteMany)"
-        yield f"the claim {claim(spec).claim} must exist{where}{shared}; --claim-size SIZE renders it"
-    else:
-        yield "kubectl delete -f deletes the claim and all runs on it, too; kubectl delete job NAME does not"
-    if given.gpus_per_node is None and spec.gpus_per_node:
-        yield "1 GPU a pod, as the number is not known (--gpus-per-node)"
-    if spec.gpus_per_node == 0:
-        yield f"no GPUs: {spec.nproc} worker{'s' * (spec.nproc != 1)} a pod, on CPUs"
-    if spec.memory is None:
-        yield "no --memory: a pod without it is among the first to be evicted when a machine runs out of memory"
-    if spec.rdma and not spec.run_as_root:
-        yield "IPC_LOCK has no effect for a user but root: the machines must not limit locked memory (--run-as-root)"
+    content = toml_beside(__file__)
+    names = SubjectNames(spec, content["terms"], given=given, folder=claim(spec))
+    return (row["text"].format_map(names) for row in content["notices"] if evaluate(row["when"], names))

@@ -24,6 +24,8 @@ from dsrun.system.yaml_nodes import not_yaml, refuse_endless, yaml_text
 NULL_TAG = "tag:yaml.org,2002:null"
 OF_RENDERERS = ("slurm", "k8s")
 """Sections that `dsrun render-slurm` and `render-k8s` read."""
+OF_DOCUMENTS = ("patch",)
+"""Their keys that take documents: names of files, or mappings."""
 FLOAT_TAG = "tag:yaml.org,2002:float"
 
 
@@ -64,23 +66,46 @@ def read_mapping(path: Path, shown: str) -> tuple[dict[str, Any], dict[str, int]
         return loader.construct_document(root), lines
 
 
+def read_documents(text: str, shown: str) -> list[Any]:
+    """The documents of YAML for another program, without those that are empty. Raises as `read_run_file` does."""
+    with _composed(text, shown, several=True) as (loader, root):
+        assert root is not None
+        _check_doubles(root, shown)
+        return [each for each in loader.construct_document(root) if each is not None]
+
+
 def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[str], str]]:
     """The keys of one section as (key, words, "run.yaml:4: slurm.nodes"), for a command that has options of its own.
 
     A scalar is one word as it stands in the file (`20:00:00` is not a number of minutes here); a list has several, and
-    a mapping one `key=value` each. Keys without a value are left out. Raises UsageError as `read_run_file` does.
+    a mapping one `key=value` each; of keys in OF_DOCUMENTS each mapping is one word of JSON. Keys without a value are
+    left out. Raises UsageError as `read_run_file` does.
     """
-    with _composed(yaml_text(path, shown), shown) as (_, root):
+    with _composed(yaml_text(path, shown), shown) as (loader, root):
         sections = _pairs(root, shown, "the file") if root is not None and root.tag != NULL_TAG else []
         node = next((value for key, value in sections if key.value == section), None)
         if node is None or node.tag == NULL_TAG:
             return []
         return [
-            (key.value, _plain_scalars(value, where), where)
+            (
+                key.value,
+                _inline(loader, value, where) if key.value in OF_DOCUMENTS else _plain_scalars(value, where),
+                where,
+            )
             for key, value in _pairs(node, shown, f"{section}:")
             if value.tag != NULL_TAG
             for where in [f"{shown}:{_line(key)}: {section}.{key.value}"]
         ]
+
+
+def _inline(loader: _Loader, node: yaml.Node, where: str) -> list[str]:
+    _check_doubles(node, where)
+    return [
+        each.value
+        if isinstance(each, yaml.ScalarNode)
+        else json.dumps(loader.construct_document(each), ensure_ascii=False, default=str)
+        for each in (node.value if isinstance(node, yaml.SequenceNode) else [node])
+    ]
 
 
 def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
@@ -95,15 +120,21 @@ def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
 
 
 @contextmanager
-def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
-    """The root node of a text, and its loader; what is wrong with its YAML becomes a UsageError."""
+def _composed(text: str, shown: str, several: bool = False) -> Iterator[tuple[_Loader, yaml.Node | None]]:
+    """The root node of a text, and its loader; what is wrong with its YAML becomes a UsageError. The root of several
+    documents is a list of theirs."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UsageError(f"{shown}:{line}: not a text file", fix="give a YAML file in UTF-8") from None
     try:
-        root = loader.get_single_node()
+        root: yaml.Node | None
+        if several:
+            documents = [loader.get_node() for _ in iter(loader.check_node, False)]
+            root = yaml.SequenceNode("tag:yaml.org,2002:seq", documents, loader.get_mark())
+        else:
+            root = loader.get_single_node()
         refuse_endless(root, shown)
         yield loader, root
     except RecursionError:

@@ -142,3 +142,42 @@ def test_docs_render_k8s_examples_render(dsrun, line):
 
 def test_docs_have_examples_of_render_k8s():
     assert len(EXAMPLES) >= 5
+
+
+def test_render_k8s_patches_its_objects(dsrun, here):
+    """By files and mappings of the command line, in their order."""
+    (here / "patch.yaml").write_text(
+        "kind: Pod\nspec: {runtimeClassName: kata, priority: 1}\n---\nkind: Job\nspec: {suspend: true}\n"
+    )
+    done = dsrun("render-k8s", "--patch", "patch.yaml", "--patch", "{kind: Pod, spec: {priority: 2}}", "--", "./x")
+    (job,) = objects(done)
+    assert job["spec"]["suspend"] is True
+    assert (pod_of([job])["runtimeClassName"], pod_of([job])["priority"]) == ("kata", 2)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "patch.yaml",
+        "[patch.yaml, other.yaml]",
+        "{kind: Pod, spec: {runtimeClassName: kata}}",
+        "\n    kind: Pod\n    spec: {runtimeClassName: kata}",
+        "\n  - patch.yaml\n  - kind: Pod\n    metadata: {annotations: {a.org/since: 2026-01-01, a.org/grüße: 🙂}}",
+    ],
+)
+def test_run_yaml_has_patches(dsrun, here, patch):
+    """A file, a mapping, or a list of both."""
+    (here / "patch.yaml").write_text("kind: Pod\nspec: {runtimeClassName: kata}\n")
+    (here / "other.yaml").write_text("# nothing\n")
+    (here / "run.yaml").write_text(f"train: {{model: demo-t5}}\nk8s:\n  patch: {patch}\n")
+    found = objects(dsrun("render-k8s"))
+    assert pod_of(found)["runtimeClassName"] == "kata"
+    if "grüße" in patch:
+        annotations = found[-1]["spec"]["template"]["metadata"]["annotations"]
+        assert annotations == {"a.org/since": "2026-01-01", "a.org/grüße": "🙂"}
+
+
+def test_render_k8s_rdma_takes_huge_pages(dsrun):
+    rdma = ["--rdma", "vpc.amazonaws.com/efa=32", "--rdma", "hugepages-2Mi=5120Mi"]
+    limits = container_of(objects(dsrun("render-k8s", "--memory", "64Gi", *rdma, "--", "./x")))["resources"]["limits"]
+    assert limits["hugepages-2Mi"] == "5120Mi"

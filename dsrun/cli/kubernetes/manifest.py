@@ -18,6 +18,7 @@ from dsrun.cli.render.rendered_job import (
 )
 from dsrun.kubernetes.objects import manifest, render_objects
 from dsrun.kubernetes.options import KubernetesSpec
+from dsrun.kubernetes.patch import apply_patches
 from dsrun.kubernetes.spec import make_spec, run_file_value
 from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
 from dsrun.system.terminal.stderr import print_note
@@ -44,11 +45,13 @@ def run(**values: Any) -> int:
     spec = completed(given, workload)
     if job.recipe is not None:
         _check_training(job.recipe, spec)
-    text = manifest(render_objects(spec, workload), ("dsrun", *sys.argv[1:]))
+    objects = render_objects(spec, workload)
+    notes = apply_patches(objects, spec, cwd)
+    text = manifest(objects, ("dsrun", *sys.argv[1:]))
     has_token = any(entry.startswith("HF_TOKEN=") for entry in spec.secret)
     if job.recipe is not None and any(map(job.recipe.given, ("token", "hub_token"))) and not has_token:
         print_note("the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)")
-    for line in notices(given, spec):
+    for line in (*notices(given, spec), *notes):
         print_note(line)
     write_output(text, values["output"], force=values["force"])
     return 0
