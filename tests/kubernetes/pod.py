@@ -19,6 +19,7 @@ from tests import reaper
 from tests.slurm.machine import SYSTEM_PATH, UNSHARE
 
 SETUP = Path(__file__).with_name("pod.sh")
+INIT_PATIENCE_S = 60
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _UNITS = {"Ki": "k", "Mi": "m", "Gi": "g"}
 
@@ -97,18 +98,26 @@ class Pod:
         return code if code is None else 128 + signal.SIGKILL if self.killed else code
 
     def start(self) -> None:
+        """Init containers one after the other, then the container; a failed one is the pod's end."""
         (self.folder / "root").mkdir(parents=True)
         (self.folder / "nsswitch.conf").write_text("hosts: files\npasswd: files\ngroup: files\n")
         (self.folder / "hosts").touch()
         self.write_hosts("")
-        variables = self._variables()
-        words = [expanded(word, variables) for part in ("command", "args") for word in self.container.get(part, ())]
+        for container in (*self.spec.get("initContainers", ()), self.container):
+            assert container.get("restartPolicy") is None, "sidecars are not run here"
+            self.process = self._started(container)
+            if container != self.container and self.process.wait(INIT_PATIENCE_S):
+                return
+
+    def _started(self, container: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        variables = self._variables(container)
+        words = [expanded(word, variables) for part in ("command", "args") for word in container.get(part, ())]
         environment = [f"{name}={value}" for name, value in variables.items()]
-        folder = self.container.get("workingDir", "/")
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
+        folder = container.get("workingDir", "/")
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
                 [
-                    "bash", "-c", UNSHARE, "pod", "bash", str(SETUP), *self._user(),
+                    "bash", "-c", UNSHARE, "pod", "bash", str(SETUP), *self._user(container),
                     "env", "-i", f"--chdir={folder}", "--default-signal", *environment, *words,
                 ],
                 cwd="/",
@@ -116,7 +125,7 @@ class Pod:
                     **{name: os.environ[name] for name in (reaper.VARIABLE,) if name in os.environ},
                     "PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "FOLDER": str(self.folder), "HOST_NAME": self.host_name,
                     "ADDRESS": self.wiring.address, "GATEWAY": self.wiring.gateway, "SWITCH": self.wiring.switch,
-                    "CABLE": self.wiring.cable, "MOUNTS": "\n".join(self._mounts()),
+                    "CABLE": self.wiring.cable, "MOUNTS": "\n".join(self._mounts(container)),
                     "HIDDEN": "\n".join(map(str, self.image.hidden)), "KEPT": "\n".join(map(str, self.image.kept)),
                 },
                 stdin=subprocess.DEVNULL,
@@ -183,13 +192,13 @@ class Pod:
                     if each.name().startswith("rank-"):
                         each.send_signal(signum)
 
-    def _variables(self) -> dict[str, str]:
+    def _variables(self, container: Mapping[str, Any]) -> dict[str, str]:
         """The image's, kubelet's and the Job controller's own, and those of the template."""
         found = {
             **self.image.variables, "KUBERNETES_SERVICE_HOST": self.wiring.gateway, "KUBERNETES_SERVICE_PORT": "443",
             "HOSTNAME": self.host_name, "JOB_COMPLETION_INDEX": str(self.index),
         }  # fmt: skip
-        for each in self.container.get("env", ()):
+        for each in container.get("env", ()):
             found[each["name"]] = expanded(each["value"], found) if "value" in each else self._field(each["valueFrom"])
         return found
 
@@ -199,20 +208,20 @@ class Pod:
         assert label, path
         return self.labels.get(label[1], "")
 
-    def _user(self) -> list[str]:
+    def _user(self, container: Mapping[str, Any]) -> list[str]:
         """How the container's runtime becomes the user, and gives up what the manifest says."""
-        pod, own = self.spec.get("securityContext", {}), self.container.get("securityContext", {})
+        pod, own = self.spec.get("securityContext", {}), container.get("securityContext", {})
         words = ["setpriv", f"--reuid={pod.get('runAsUser', 0)}", f"--regid={pod.get('runAsGroup', 0)}"]
         words.append(f"--groups={pod['fsGroup']}" if "fsGroup" in pod else "--clear-groups")
         if "ALL" in own.get("capabilities", {}).get("drop", ()):
             words += ["--bounding-set=-all", "--inh-caps=-all"]
         return words if own.get("allowPrivilegeEscalation", True) else [*words, "--no-new-privs"]
 
-    def _mounts(self) -> list[str]:
+    def _mounts(self, container: Mapping[str, Any]) -> list[str]:
         """Each volume's folder, or the size of its memory, and where the container has it."""
         volumes = {volume["name"]: volume for volume in self.spec.get("volumes", ())}
         found = []
-        for mount in self.container.get("volumeMounts", ()):
+        for mount in container.get("volumeMounts", ()):
             volume = volumes[mount["name"]]
             if "persistentVolumeClaim" in volume:
                 source = self.claims[volume["persistentVolumeClaim"]["claimName"]]
@@ -222,7 +231,7 @@ class Pod:
                 continue
             else:
                 source = self.folder / mount["name"]
-                source.mkdir()
+                source.mkdir(exist_ok=True)
             self._give_to_group(source)
             found.append(f"{source} {mount['mountPath']}")
         return found

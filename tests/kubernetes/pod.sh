@@ -30,6 +30,7 @@ mount --bind "$FOLDER/nsswitch.conf" "$root/etc/nsswitch.conf"
 
 # Volumes: SOURCE PATH, or tmpfs:SIZE PATH.
 while read -r source path; do
+    [ -n "$source" ] || continue
     mkdir -p "$root$path"
     case $source in
     tmpfs:*) mount -t tmpfs -o "mode=1777,size=${source#tmpfs:}" volume "$root$path" ;;
