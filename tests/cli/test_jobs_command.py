@@ -148,6 +148,13 @@ def test_jobs_follow_ctrl_c_leaves_job_running(programs, here, environ):
 
 def test_jobs_by_state_and_name_with_limit(dsrun, cluster):
     """The list can be narrowed, and what is left out is counted; scripts are read only of what is listed."""
+    assert dsrun("jobs", "--hours", "999999", "--state", "r,PD").stdout == (
+        dsrun("jobs", "--hours", "999999", "--state", "running,pending").stdout
+    )
+    for state, fix in (("NOSUCH", "known: "), ("PENDNG", "did you mean PENDING?"), ("", "known: ")):
+        refused = dsrun("jobs", "--state", state)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert fix in refused.stderr
     listed = dsrun("jobs", "--hours", "999999", "--state", "running,pending")
     assert all(" RUNNING " in line or " PENDING " in line for line in listed.stdout.splitlines()[1:])
     assert " FAILED " in dsrun("jobs", "--hours", "999999").stdout

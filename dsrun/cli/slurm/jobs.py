@@ -11,9 +11,10 @@ import click
 from dsrun.cli.output import evaluated, print_fields, print_json, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.rules import cause_named
-from dsrun.errors import EXIT_INTERRUPTED, UsageError
+from dsrun.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
+from dsrun.refusals import Refusals
 from dsrun.slurm.jobs.find_job import check_id, controller_view
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.submit import follow
@@ -30,15 +31,12 @@ def show(
 ) -> int:
     if job_id is not None:
         check_id(job_id)
-    if not 0 <= hours <= MOST_HOURS:  # rejects nan too
-        raise UsageError(f"--hours {hours:g} is not between 0 and {MOST_HOURS}", fix="--hours 168 is a week")
-    if follow and job_id is None:
-        raise UsageError("--follow needs a job ID", fix="dsrun jobs ID --follow")
-    if follow and form == "json":
-        raise UsageError("--follow does not go with --format json", fix="remove one of them")
+    given = {"job_id": job_id, "follow": follow, "form": form, "hours": hours, "most": MOST_HOURS}
+    Refusals(__file__).check("refused", **given)
+    states = None if state is None else list(map(_state, state.split(",")))
     if follow and job_id:
         return follow_job(job_id)
-    found = my_jobs(hours=hours, job_id=job_id, wanted=partial(_wanted, state=state, name=name), limit=limit)
+    found = my_jobs(hours=hours, job_id=job_id, wanted=partial(_wanted, states=states, name=name), limit=limit)
     jobs = found.jobs
     if found.more:
         print_note(f"{found.more} more are not listed (--limit {limit})")
@@ -51,9 +49,17 @@ def show(
     return 0
 
 
-def _wanted(job: SlurmJob, *, state: str | None, name: str | None) -> bool:
-    states = [each.strip().upper() for each in state.split(",")] if state else [job.state]
-    return job.state in states and (name is None or fnmatchcase(job.name, name))
+def _state(word: str) -> str:
+    """A state as SLURM calls it, also from its short name, in any case. Raises UsageError, with the nearest."""
+    states: dict[str, str] = _TABLE["states"]
+    name = states.get(word.strip().upper(), word.strip().upper())
+    if name not in states.values():
+        raise UsageError(f"--state {word.strip()!r} is no state of a job", fix=did_you_mean(name, states.values()))
+    return name
+
+
+def _wanted(job: SlurmJob, *, states: Sequence[str] | None, name: str | None) -> bool:
+    return (states is None or job.state in states) and (name is None or fnmatchcase(job.name, name))
 
 
 def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
