@@ -1,7 +1,8 @@
 """Launchers of workers in a program that itself runs once per GPU: by name, behind other commands, in shell scripts."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from dsrun.datafiles import toml_beside
@@ -13,6 +14,7 @@ LAUNCHERS = _SCHEDULERS.union(_TABLE["launchers"])
 """What starts workers itself: as programs, and as Python's modules."""
 TRAINERS: Mapping[str, str] = _TABLE["trainers"]
 """Commands that start workers for training, and the module that each of these runs; "" where it is not known."""
+_CHOICES: Mapping[str, Mapping[str, str]] = _TABLE["choices"]
 _WRAPPERS, _RUNNERS = _TABLE["wrappers"], _TABLE["runners"]
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
@@ -28,9 +30,11 @@ def launcher_in(argv: Sequence[str]) -> str | None:
         base = PurePosixPath(words[0]).name
         command = f"{base} {' '.join(words[1:2])}"
         if base in LAUNCHERS or command in TRAINERS:
-            return base if base in LAUNCHERS else command
+            alone = command in _CHOICES and re.search(_CHOICES[command]["none"], shlex.join(words[2:]))
+            return base if base in LAUNCHERS else None if alone else command
         if PYTHON.fullmatch(base):
-            return next((name for name in _module(words[1:]) if name in LAUNCHERS), None)
+            module = _module(words[1:])
+            return next((name for name in (*module[:1], " ".join(module)) if name in LAUNCHERS | TRAINERS.keys()), None)
         if base == "dsrun":
             return next((f"dsrun {name}" for name in words[1:2] if name in ("launch", "render-slurm")), None)
         if base in SHELLS:
@@ -46,10 +50,19 @@ def launcher_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _module(words: Sequence[str]) -> Iterable[str]:
-    """The module of Python's -m, if its arguments have one before the script."""
+def trainer_fix(launcher: str, words: Sequence[str]) -> str:
+    """What to write instead of a command of TRAINERS with these words; "" for others, and where that is unknown."""
+    choice, module = _CHOICES.get(launcher, {}), TRAINERS.get(launcher)
+    if "fix" in choice or not module:
+        return choice.get("fix", "")
+    rest = re.sub(choice["all"], "", shlex.join(words)) if choice else shlex.join(words)
+    return f"-- python -m {module} {rest.strip() or 'CONFIG.yml'}"
+
+
+def _module(words: Sequence[str]) -> Sequence[str]:
+    """The module of Python's -m, if its arguments have one before the script, and the word behind it."""
     words = _behind_options(words, "-X -W", end="-m")
-    return words[1:2] if words[:1] == ["-m"] else ()
+    return words[1:3] if words[:1] == ["-m"] else ()
 
 
 def _behind_options(words: Sequence[str], valued: str, end: str = "") -> list[str]:

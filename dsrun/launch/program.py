@@ -1,13 +1,12 @@
 """A program for torch.distributed.run, from the words of a command line."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from dsrun.errors import UsageError
-from dsrun.launch.launchers import ASSIGNMENT, PYTHON, SHELLS, TRAINERS, launcher_in
+from dsrun.launch.launchers import ASSIGNMENT, PYTHON, SHELLS, launcher_in, trainer_fix
 
 WORKER = "dsrun.train"
 LOCAL_RANK = "${local_rank}"
@@ -57,7 +56,9 @@ class JobProgram(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """The file that it starts; None for a module, and for a program that is looked for on PATH."""
+        """The file that it starts, also a shell's script; None for a module, and for a program sought on PATH."""
+        if "--no-python" in self.mode and PurePosixPath(self.entry).name in SHELLS and self.args:
+            return None if self.args[0].startswith(("-", "+")) else self.args[0]
         if "--module" in self.mode or ("--no-python" in self.mode and "/" not in self.entry):
             return None
         return self.entry
@@ -94,9 +95,7 @@ def any_program(argv: Sequence[str], *, fix: str = FIX) -> JobProgram:
         raise UsageError(f"-- {' '.join(argv[:2])}: of accelerate's commands only launch starts a program", fix=fix)
     if launcher := launcher_in(argv):
         shown = first + launcher.removeprefix(base) if launcher.startswith(base) else f"{first} … {launcher}"
-        if module := TRAINERS.get(launcher):
-            words = shlex.join(argv[2:]) if launcher.startswith(base) else ""
-            fix = f"-- python -m {module} {words or 'CONFIG.yml'}"
+        fix = trainer_fix(launcher, argv[2:] if launcher.startswith(base) else ()) or fix
         raise UsageError(
             f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again", fix=fix
         )

@@ -25,6 +25,10 @@ from dsrun.launch.program import any_program
         "uv run python -u -m torch.distributed.run x.py",
         "conda run -n train accelerate launch x.py",
         "timeout -k 9 5h nice -n 5 env -u X A=1 torchrun x.py",
+        "python -m llamafactory.cli train x.yml",
+        "uv run -m axolotl.cli.main train x.yml",
+        "fabric run x.py",
+        "tune run --nproc_per_node 4 full_finetune_distributed --config x",
         "bash -c 'source env.sh && CUDA_LAUNCH_BLOCKING=1 exec torchrun x.py'",
     ],
 )
@@ -38,6 +42,11 @@ def test_launcher_behind_another_command_is_rejected(line):
     [
         "env A=1 python x.py",
         "axolotl preprocess x.yml",
+        "axolotl train x.yml --launcher python",
+        "python -m axolotl.cli.train x.yml",
+        "llamafactory-cli export x.yml",
+        "tune run full_finetune_distributed --config x",
+        "swift sft --model x",
         "uv run python x.py",
         "uv run --with deepspeed python x.py --launcher torchrun",
         "bash run.sh",
@@ -47,13 +56,18 @@ def test_launcher_behind_another_command_is_rejected(line):
 )
 def test_other_wrapped_programs_are_taken(line):
     words = shlex.split(line)
-    assert any_program(words).entry == words[0]
+    program = any_program(words)
+    assert program.entry == words["-m" in words and 2]
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
         ("axolotl train x.yml", "-- python -m axolotl.cli.train"),
+        ("axolotl train x.yml --launcher accelerate --lr 1 -- --num_processes 4", r"cli.train x.yml --lr 1\)$"),
+        ("lmf train x.yml", "-- python -m llamafactory.launcher x.yml"),
+        ("xtuner train c.py", "-- python -m xtuner.tools.train --launcher pytorch c.py"),
+        ("tune run --nnodes 2 r --config x", "-- tune run RECIPE"),
         ("trl sft --config x.yaml", "-- python -m trl.scripts.sft --config x.yaml"),
         ("/opt/bin/llamafactory-cli train x.yml", "-- python -m llamafactory.launcher"),
         ("accelerate test", "accelerate test: of accelerate's"),
