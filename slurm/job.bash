@@ -33,8 +33,8 @@ used_nodes=
 left_out=()
 step_nodes=()
 
-# What only some jobs need is in files beside this one, which the first call loads; scripts of --inline contain those that
-# they use.
+# What only some jobs need is in files beside this one, which the first call loads. Scripts of --inline contain the functions
+# that they call; without a line `[ -z "$x" ] || …` or `[ -n "$x" ] || …` whose x makes it do nothing in that script.
 choose_nodes() { load_functions spare choose_nodes && choose_nodes; }
 preflight() { load_functions preflight preflight && preflight "$@"; }
 stage_environment() { load_functions stage stage_environment && stage_environment "$@"; }
@@ -86,7 +86,11 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="job=$job nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
-    on_node+=" $(declare -f prepare_node pass_on_term is_taken is_preempted job_shows tell_workers check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
+    on_node+=" $(declare -f prepare_node);"
+    [ -n "$trains" ] || on_node+=" $(declare -f pass_on_term is_taken is_preempted job_shows tell_workers);"
+    on_node+=' prepare_node "$1";'
+    [ -z "$gpu_check" ] || on_node+=" $(declare -f check_gpus); check_gpus \"\$@\";"
+    on_node+=' exec "$@"'
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -103,7 +107,7 @@ forget_outer_job() {
     # A job has one of these; of several, all but one are the outer job's.
     local limits=("${!SLURM_MEM_PER_@}")
     [ "${#limits[@]}" -ne 1 ] || memory=${limits[0]}=${!limits[0]}
-    unset SLURM_GPUS "${!SLURM_GPUS_PER_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}"
+    unset DSRUN_LOCAL SLURM_GPUS "${!SLURM_GPUS_PER_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}"
     [ -v SLURM_ARRAY_JOB_ID ] || [ -v SLURM_RESTART_COUNT ] || return 0
     local own
     own=$(scontrol show job "$SLURM_JOB_ID" | sed -n "/^JobId=$SLURM_JOB_ID /,/ Restarts=/p") && [ -n "$own" ] || return 0
@@ -113,7 +117,7 @@ forget_outer_job() {
 
 # Runs on each node, before the command "$1 …": caches on the node's own disk, and threads.
 prepare_node() {
-    pass_on_term
+    [ -n "$trains" ] || pass_on_term
     # The workers save on these; until their handlers are installed, a signal must not end them.
     trap "" USR1 TERM
     touch "$DSRUN_FAILURES/reached"
@@ -155,7 +159,7 @@ prepare_node() {
 # A preemption begins with a TERM to the steps; the batch script's shell gets one when the grace time is over. dsrun's own
 # training saves on it. Of other programs node 0 has all workers told what `forward` tells them.
 pass_on_term() {
-    [ -z "$trains" ] && [ "$SLURM_NODEID" = 0 ] || return 0
+    [ "$SLURM_NODEID" = 0 ] || return 0
     {
         local parent
         trap "" USR1
@@ -171,7 +175,7 @@ is_preempted() { job_shows 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]'; }
 
 # check_gpus COMMAND…: ends the task if the Python that is to run torch.distributed.run sees fewer GPUs than the job has.
 check_gpus() {
-    [ -n "$gpu_check" ] && [[ " $* " == *" -m torch.distributed.run "* ]] || return 0
+    [[ " $* " == *" -m torch.distributed.run "* ]] || return 0
     local word python=()
     for word in "$@"; do
         [ "$word" != -m ] || break
@@ -246,11 +250,8 @@ conclude() {
         exit 0
     fi
     requeue_if_interrupted
-    if [ -z "$trains$supervised" ]; then
-        code=$(code_of_worker)
-    elif [ "$code" -eq 0 ] && [ -n "$signalled" ]; then
-        code=75 # saved and not finished
-    fi
+    [ -n "$trains$supervised" ] || code=$(code_of_worker)
+    [ -z "$trains$supervised" ] || [ "$code" -ne 0 ] || [ -z "$signalled" ] || code=75 # saved and not finished
     exit "$code"
 }
 

@@ -14,10 +14,7 @@ preflight() {
     wait_for "$!"
     [ "$code" -ne 0 ] || { rm -f "$list"; return 0; }
     mapfile -t failed < <(sort -u "$DSRUN_FAILURES/doctor-exclude" 2>/dev/null)
-    if [ -n "$used_nodes" ] && [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
-        left_out+=("${failed[@]}")
-        choose_nodes && { note "preflight: ${failed[*]} failed: left out, for spare nodes"; return 0; }
-    fi
+    [ -z "$used_nodes" ] || ! leave_out "${failed[@]}" || { note "preflight: ${failed[*]} failed: left out, for spare nodes"; return 0; }
     clean_up
     if [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
         echo "${failed[*]}" >>"$list"

@@ -14,6 +14,14 @@ choose_nodes() {
     step_nodes=(--nodes="$used_nodes" --ntasks="$used_nodes" --nodelist="$(IFS=,; echo "${hosts[*]}")")
 }
 
+# leave_out [NODES]: the workers use spare nodes instead; false without any NODES, in a job that is to end, and if too few
+# nodes are left.
+leave_out() {
+    [ -z "$signalled" ] && [ "$#" -gt 0 ] || return 1
+    left_out+=("$@")
+    choose_nodes
+}
+
 # finish_with_spares STEP: as finish, of the function STEP, which starts srun on `step_nodes`. When one of them is lost or
 # at fault, it runs again with a spare node instead.
 finish_with_spares() {
@@ -36,9 +44,7 @@ swap_in_spares() {
     else
         reason="the loss" && mapfile -t failed < <(lost_nodes)
     fi
-    [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ] || return 1
-    left_out+=("${failed[@]}")
-    choose_nodes || return 1
+    leave_out "${failed[@]}" || return 1
     # SLURM counts a step's CPUs as taken as long as it has not heard from all its nodes.
     step_nodes+=(--overlap)
     rm -f "$DSRUN_FAILURES/faulty-node" "$DSRUN_FAILURES/no-gpus"

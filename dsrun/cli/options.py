@@ -1,8 +1,9 @@
 """What several commands declare: --format, --debug, options made of dataclass fields, groups that load lazily."""
 
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -250,10 +251,11 @@ class RenderCommand(Command):
     click would drop the `--`."""
 
     def __init__(self, *, spec: str, noun: str, section: str, params: list[click.Parameter], **attributes: Any) -> None:
-        """`spec` is the dataclass as "module:attribute", `noun` what it writes, and `section` the part of run.yaml that
-        holds these options."""
+        """`spec` is the dataclass as "module:attribute", `noun` what it writes, `section` the part of run.yaml with
+        these options; `refused` are patterns of words before `--` that are none, each with `message` and `fix`."""
         from dsrun.options import by_group
 
+        self.refused: Sequence[Mapping[str, str]] = attributes.pop("refused", ())
         groups = by_group(imported(spec))
         own = [
             *(field_option(each, {}) for found in groups.values() for each in found),
@@ -269,15 +271,14 @@ class RenderCommand(Command):
         super().__init__(params=[*own, *params], **attributes)
         self.titles = {each.name: title for title, found in groups.items() for each in found}
 
-    def translated(self, own: list[str]) -> list[str]:
-        """The words before `--` in this command's own options."""
-        return list(own)  # click empties it
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, program = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
         ctx.obj = program
+        for word, row in ((word, row) for word in own for row in self.refused):
+            if re.fullmatch(row["pattern"], word):
+                raise UsageError(f"{word}: {row['message']}", fix=row["fix"])
         try:
-            return super().parse_args(ctx, self.translated(own))
+            return super().parse_args(ctx, list(own))  # which click empties
         except click.UsageError as error:
             if "unexpected extra argument" not in error.message and "train" not in own:
                 raise self._of_training(error) from None

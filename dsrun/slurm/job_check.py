@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.findings.finding import Finding, Level, has_errors, worst_first
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import suggestion
@@ -22,15 +23,27 @@ from dsrun.slurm.resources import JobRequest, check_resources, feature_names, ho
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     """What is wrong with `spec` on this cluster, the worst first; [] where it fits.
 
-    Of several partitions one that fits is enough: what the others lack are warnings then.
+    Of several partitions one that fits is enough: what the others lack are warnings then, but for the limits of each,
+    where SLURM refuses a job that is beyond one of them.
     """
     wanted = request(spec)
     found = [*_names(wanted, facts), *_array(wanted, facts), *_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(not has_errors(findings) for findings in each.values())
-    for findings in each.values():
-        found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
+    for name, findings in each.items():
+        binding = _binding(wanted, facts.partition(name)) if facts.all_limits else ()
+        for one in findings:
+            milder = some_fit and one.level == "error" and one.code not in binding
+            found.append(replace(one, level="warning") if milder else one)
     return worst_first(dict.fromkeys(found))
+
+
+def _binding(wanted: JobRequest, partition: Partition | None) -> list[str]:
+    """The codes of what is against a limit of the partition, and no matter of its nodes."""
+    if partition is None:
+        return ["slurm_partition_unknown"]
+    names = {"partition": partition, "spec": wanted.spec, "memory": wanted.memory or 0, "count": len(partition.nodes)}
+    return [code for code, when in toml_beside(__file__)["limits"].items() if evaluate(when, names)]
 
 
 def _names(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
@@ -87,21 +100,23 @@ def _array(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
         yield finding_of("slurm_array_size", where="--array", highest=highest, max_array_size=most)
 
 
+def _together(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> list[Partition]:
+    """The partitions whose limits one job keeps: all that it names where SLURM wants that, else this one."""
+    named = [each for name in wanted.partitions if (each := facts.partition(name))]
+    return named if facts.all_limits and named else [partition]
+
+
 def _in_partition(wanted: JobRequest, facts: ClusterFacts, name: str | None) -> list[Finding]:
     partition = facts.partition(name)
     if partition is None:
-        return [_no_partition(facts, name)]
-    found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
+        known = [each.name for each in facts.partitions if not each.hidden]
+        if name is None:
+            return [finding_of("slurm_partition_missing", where="--partition", known=", ".join(known))]
+        return [finding_of("slurm_partition_unknown", where="--partition", name=name, fix=suggestion(name, known))]
+    found = [*_state(partition, facts), *_time(wanted, partition, facts), *_node_count(wanted, partition, facts)]
     if all(name in facts.by_name for name in hosts(wanted.spec.nodelist)):
         found += check_resources(wanted, partition, facts)
     return [*found, *_permissions(wanted, partition, facts)]
-
-
-def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
-    known = [each.name for each in facts.partitions if not each.hidden]
-    if name is None:
-        return finding_of("slurm_partition_missing", where="--partition", known=", ".join(known))
-    return finding_of("slurm_partition_unknown", where="--partition", name=name, fix=suggestion(name, known))
 
 
 def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -112,11 +127,14 @@ def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
         yield finding_of(code, where="--partition", name=partition.name, state=partition.state, others=others)
 
 
-def _time(wanted: JobRequest, partition: Partition) -> Iterator[Finding]:
+def _time(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     limit = wanted.time
     if limit is not None and limit > partition.time_limit:
         asked, most = notation.clock(limit), notation.clock(partition.time_limit)
-        yield finding_of("slurm_time_limit", where="--time", limit=asked, name=partition.name, time_limit=most)
+        allowed = notation.clock(min(each.time_limit for each in _together(wanted, partition, facts)))
+        yield finding_of(
+            "slurm_time_limit", where="--time", limit=asked, name=partition.name, time_limit=most, allowed=allowed
+        )
     real = limit if limit is not None else (partition.time_default or partition.time_limit)
     if (lead := wanted.spec.signal_lead) is not None and lead >= real:
         yield finding_of("slurm_signal_lead", where="--signal-lead", lead=lead, real=notation.clock(real))
@@ -128,14 +146,15 @@ def _node_count(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -
     least, most = partition.min_nodes, partition.max_nodes
     if not least <= wanted.spec.nodes <= most:
         many = wanted.spec.nodes > most
-        limit = most if many else least
+        limit, together = most if many else least, _together(wanted, partition, facts)
+        allowed = min(each.max_nodes for each in together) if many else max(each.min_nodes for each in together)
         yield finding_of(
             "slurm_node_limit",
             where="--nodes",
             name=partition.name,
             bound=text_of("slurm.at_most" if many else "slurm.at_least", limit=limit),
             nodes=wanted.spec.nodes,
-            fix=text_of("slurm_node_limit.within", nodes=limit),
+            fix=text_of("slurm_node_limit.within", nodes=allowed),
         )
     named = hosts(wanted.spec.nodelist)
     if len(named) > wanted.spec.nodes:

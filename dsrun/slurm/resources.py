@@ -27,7 +27,7 @@ _LITTLE_MIB = 4096
 class JobRequest:
     """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
 
-    `resources` are the names of the generic resources it asks for.
+    `resources` are the names of the generic resources it asks for. `memory` is what it gets where it shares the node.
     """
 
     spec: SlurmSpec
@@ -41,6 +41,22 @@ class JobRequest:
     def gpu_flag(self) -> str:
         return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
 
+    @property
+    def memory_flag(self) -> str:
+        return "--mem-per-cpu" if self.spec.mem_per_cpu else "--mem-per-gpu" if self.spec.mem_per_gpu else "--mem"
+
+    def memory_on(self, node: SlurmNode) -> float | None:
+        """MiB that it takes of `node`: SLURM gives a job that shares with none all cores and GPUs, and their memory."""
+        if not self.spec.exclusive or self.spec.mem:
+            return self.memory
+        return _requested_memory(self.spec, node.cores, node.gpu_count)
+
+
+def _requested_memory(spec: SlurmSpec, cores: int, gpus: int) -> float | None:
+    """MiB of each node; None where no option says so."""
+    given = ((spec.mem, 1), (spec.mem_per_cpu, cores), (spec.mem_per_gpu, gpus))
+    return next(((notation.mib(size) or 0) * count for size, count in given if size), None)
+
 
 def request(spec: SlurmSpec) -> JobRequest:
     """`spec`, as it is rendered, in numbers."""
@@ -51,7 +67,7 @@ def request(spec: SlurmSpec) -> JobRequest:
         partitions=tuple(name for name in (spec.partition or "").split(",") if name),
         gpus=tuple(each for each in parse_gres(gpus) if each.count),
         resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in resources if word)),
-        memory=notation.mib(spec.mem) if spec.mem else None,
+        memory=_requested_memory(spec, spec.cpus_per_task or 1, gpus_of(spec)),
         time=notation.seconds(spec.time) if spec.time else None,
     )
 
@@ -76,7 +92,7 @@ def check_resources(wanted: JobRequest, partition: Partition, facts: ClusterFact
         feature for node in facts.nodes for feature in node.features
     }:
         return  # no node has what does not exist
-    pool = _pool(wanted, partition, facts)
+    pool = [node for node in facts.nodes_of(partition) if _is_let(wanted, node)]
     if len(pool) < wanted.spec.nodes:
         picked = wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist
         yield finding_of(
@@ -108,13 +124,8 @@ def check_resources(wanted: JobRequest, partition: Partition, facts: ClusterFact
 
 
 def _gpus(wanted: JobRequest) -> Message:
-    return joined(" and ", (_gpu_group(each) for each in wanted.gpus))
-
-
-def _gpu_group(group: GpuGres) -> Message:
-    if group.type:
-        return text_of("slurm.typed_gpus", count=group.count, type=group.type)
-    return text_of("slurm.gpus", count=group.count)
+    texts = {True: "slurm.typed_gpus", False: "slurm.gpus"}
+    return joined(" and ", (text_of(texts[bool(each.type)], count=each.count, type=each.type) for each in wanted.gpus))
 
 
 def _cpu_cores(wanted: JobRequest) -> Message:
@@ -140,16 +151,18 @@ def _matches(node: SlurmNode, constraint: str) -> bool:
     return any(name in node.features for name in names) if either else all(name in node.features for name in names)
 
 
-def _pool(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> list[SlurmNode]:
-    """The partition's nodes that the job lets the scheduler choose from."""
-    named, excluded = hosts(wanted.spec.nodelist), set(hosts(wanted.spec.exclude))
-    return [
-        node
-        for node in facts.nodes_of(partition)
-        if node.name not in excluded
+def may_take(wanted: JobRequest, node: SlurmNode) -> bool:
+    """Whether the job lets the scheduler choose `node`, and it has its GPUs."""
+    return _is_let(wanted, node) and all(_has(node, each) for each in wanted.gpus)
+
+
+def _is_let(wanted: JobRequest, node: SlurmNode) -> bool:
+    named = hosts(wanted.spec.nodelist)
+    return (
+        node.name not in hosts(wanted.spec.exclude)
         and _matches(node, wanted.spec.constraint or "")
         and (len(named) < wanted.spec.nodes or node.name in named)
-    ]
+    )
 
 
 def _unknown(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -200,7 +213,7 @@ def _tests(wanted: JobRequest, partition: Partition) -> dict[str, Callable[[Slur
     if wanted.spec.cpus_per_task:
         tests["cores"] = lambda node: _cores(node, partition) >= (wanted.spec.cpus_per_task or 0)
     if wanted.memory:
-        tests["memory"] = lambda node: _memory(node, partition) >= (wanted.memory or 0)
+        tests["memory"] = lambda node: _memory(node, partition) >= (wanted.memory_on(node) or 0)
     return tests
 
 
@@ -225,7 +238,7 @@ def _lacks(wanted: JobRequest, partition: Partition, pool: Sequence[SlurmNode]) 
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
         "cores": ("--cpus-per-task", _cpu_cores(wanted)),
-        "memory": ("--mem", notation.gib(wanted.memory or 0)),
+        "memory": (wanted.memory_flag, notation.gib(max(wanted.memory_on(node) or 0 for node in pool))),
     }
     for code, test in _tests(wanted, partition).items():
         count = sum(map(test, pool))

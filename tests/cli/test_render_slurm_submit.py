@@ -103,7 +103,7 @@ MODULE = """() {
 
 def test_modules_and_conda_environments_are_looked_up(dsrun, programs, here, environ):
     """In the order in which the script loads them; a module that refuses to be loaded here is there nevertheless."""
-    (here / "x").touch()
+    put(here, "x", "#!/bin/sh\n")
     job = ["--partition", "gpu", "--account", "ml", "--", "./x"]
     for name in ("bash", "awk"):
         (programs / name).symlink_to(shutil.which(name))

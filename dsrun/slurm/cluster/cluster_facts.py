@@ -1,6 +1,6 @@
 """ClusterFacts: what a SLURM cluster has and what it allows, read from what its own programs print."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -108,6 +108,9 @@ class SlurmNode:
         return self.cores - self.cores_busy if self.is_usable else 0
 
 
+NodeTest = Callable[[SlurmNode], bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AccountAssociation:
     """That this user may use `account`, in `partition` only where one is given, with one of `qos`."""
@@ -141,7 +144,8 @@ class UserAccounts:
 class ClusterFacts:
     """A cluster at one moment; `accounting` None where it keeps none, or does not answer.
 
-    `reservations` are their names, `licenses` the totals by name, None where SLURM did not say.
+    `reservations` are their names, `licenses` the totals by name, None where SLURM did not say. `all_limits`: sbatch
+    takes a list of partitions only if the job keeps the limits of each (EnforcePartLimits=ALL).
     """
 
     name: str
@@ -155,6 +159,7 @@ class ClusterFacts:
     accounting: UserAccounts | None = None
     reservations: tuple[str, ...] = ()
     licenses: Mapping[str, int] | None = None
+    all_limits: bool = False
 
     @cached_property
     def by_name(self) -> Mapping[str, SlurmNode]:
@@ -168,19 +173,19 @@ class ClusterFacts:
         """The partition's nodes, whatever their state."""
         return tuple(self.by_name[name] for name in partition.nodes if name in self.by_name)
 
-    def usual_gpus(self, partition: str | None = None) -> int | None:
-        """GPUs on most nodes with GPUs of a partition (of equals the smaller number); None for none at all."""
+    def usual_gpus(self, partition: str | None = None, fits: NodeTest | None = None) -> int | None:
+        """GPUs on most nodes with GPUs of a partition that fit (of equals the smaller number); None for none at all."""
         found = self.partition(partition)
-        counts = sorted(node.gpu_count for node in self.nodes_of(found) if node.gpus) if found else []
+        counts = sorted(node.gpu_count for node in filter(fits, self.nodes_of(found)) if node.gpus) if found else []
         return max(counts, key=counts.count, default=None)
 
-    def cores_per_gpu(self, partition: str | None = None) -> int | None:
-        """Cores that go with one GPU on the poorest node with GPUs of a partition; None without GPUs.
+    def cores_per_gpu(self, partition: str | None = None, fits: NodeTest | None = None) -> int | None:
+        """Cores that go with one GPU on the poorest node with GPUs of a partition that fits; None without GPUs.
 
         The poorest, for a request for more would leave its last GPUs unusable.
         """
         found = self.partition(partition)
-        rich = [node for node in self.nodes_of(found) if node.gpu_count] if found else []
+        rich = [node for node in filter(fits, self.nodes_of(found)) if node.gpu_count] if found else []
         cap = found.max_cpus_per_node if found else NO_LIMIT
         shares = [int(min(node.cores, cap)) // node.gpu_count for node in rich]
         return max(1, min(shares)) if shares else None

@@ -42,13 +42,12 @@ def stage(path: str, local_dir: str) -> StagedEnvironment:
     """How `path` is staged. A folder is an environment; raises UsageError for a file that is neither wheel nor tar."""
     name = PurePosixPath(path).name
     path = as_path(path) if path.startswith("-") else path
-    if name.endswith(".whl"):
-        return StagedEnvironment(kind="wheel", path=path, file=name, local_dir=local_dir)
-    if name.endswith(TARS):
-        return StagedEnvironment(kind="tar", path=path, file=name, local_dir=local_dir)
+    kind: EnvironmentKind = "wheel" if name.endswith(".whl") else "tar" if name.endswith(TARS) else "folder"
+    if kind != "folder":
+        return StagedEnvironment(kind=kind, path=path, file=name, local_dir=local_dir)
     if "." in name.lstrip(".") and name.rpartition(".")[2] in ("zip", "sif", "sqsh", "py", "txt", "sh"):
         raise UsageError(f"--stage {path}: neither a wheel nor a tar file nor an environment's folder")
-    return StagedEnvironment(kind="folder", path=path, file="staged.tar", local_dir=local_dir)
+    return StagedEnvironment(kind=kind, path=path, file="staged.tar", local_dir=local_dir)
 
 
 def as_path(text: str) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,16 @@ def find_site(
     facts = _facts(notify)
     if facts is None:
         return site, None
-    partition = spec.partition.partition(",")[0] if spec.partition else None
+    from dsrun.slurm.resources import may_take, request
+
+    wanted = request(spec)
+    names, fits = wanted.partitions or (None,), partial(may_take, wanted)
+    gpus = [count for name in names if (count := facts.usual_gpus(name, fits))]
+    cores = [count for name in names if (count := facts.cores_per_gpu(name, fits))]
+    if not facts.all_limits:  # the job need not keep those of the others
+        gpus, cores = gpus[:1], cores[:1]
     return replace(
-        site, gpus_per_node=facts.usual_gpus(partition) or 0, cores_per_gpu=facts.cores_per_gpu(partition), cwd=str(cwd)
+        site, gpus_per_node=min(gpus, default=0), cores_per_gpu=min(cores, default=None), cwd=str(cwd)
     ), facts
 
 
@@ -142,16 +150,16 @@ def missing_here(
     yield from _files(spec, program, cwd, on_cluster=on_cluster)
     if not on_cluster:
         return
-    from dsrun.slurm.render.login_setup import missing_setup  # which starts processes
+    from dsrun.slurm.render.login_setup import missing_program, missing_setup  # which starts processes
 
+    yield from missing_program(spec, program, cwd, environ)
     yield from missing_setup(spec, cwd, environ)
 
 
 def _files(spec: SlurmSpec, program: JobProgram, cwd: Path, *, on_cluster: bool) -> Iterator[Finding]:
     in_image = spec.container_image or spec.apptainer
-    if program.file and not in_image and not (cwd / program.file).exists():
-        yield _missing_file("program", program.file, certain=on_cluster)
-    files = [("--setup-file", each) for each in spec.setup_file]
+    files = [("program", each) for each in (program.file, program.interpreter) if each and not in_image]
+    files += [("--setup-file", each) for each in spec.setup_file]
     files += [("--stage", spec.stage)] if spec.stage else []
     files += [("--venv", f"{spec.venv}/bin/activate")] if spec.venv else []
     if in_image and in_image.startswith(("/", "./")):

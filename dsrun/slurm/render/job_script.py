@@ -11,6 +11,7 @@ from dsrun import __version__
 from dsrun.datafiles import data_folder, evaluate, kept, toml_beside
 from dsrun.errors import UsageError
 from dsrun.launch.program import JobProgram, slug
+from dsrun.refusals import Refusals
 from dsrun.slurm.render.environment import (
     as_path,
     defaults,
@@ -26,6 +27,7 @@ from dsrun.slurm.render.environment import (
     worker_python,
     workers,
 )
+from dsrun.slurm.render.inline import FUNCTIONS, with_functions
 from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file, used_functions
@@ -72,7 +74,9 @@ def completed(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> SlurmS
         usual = 0 if program.on_cpu else usual
         spec = replace(spec, gpus_per_node=str(usual))
     count = gpus_of(spec)
-    if spec.cpus_per_task is None and not spec.exclusive:
+    if count and spec.cpus_per_gpu:
+        spec = replace(spec, cpus_per_task=count * spec.cpus_per_gpu)
+    elif spec.cpus_per_task is None and not spec.exclusive:
         if count and site.cores_per_gpu:
             spec = replace(spec, cpus_per_task=count * site.cores_per_gpu)
         elif not count:
@@ -98,16 +102,22 @@ def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, templ
     import jinja2
 
     spec = completed(spec, program, site)
-    _refuse(spec, program, site)
+    Refusals(__file__).check("refused", spec=spec, program=program, gpus=gpus_of(spec))
+    if spec.notify:
+        _refuse_notify(spec, program, site)
     blanks = context(spec, program, site)
     try:
-        return str(_compiled(template).render(blanks))
+        script = str(_compiled(template).render(blanks))
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"the template, line {error.lineno}: {error.message}") from None
     except jinja2.UndefinedError as error:
         raise UsageError(f"{_place(error)}: {error.message}", fix="slurm/README.md lists the names") from None
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise UsageError(f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names") from None
+    if not spec.inline:
+        return script
+    texts = (functions_file(each).read_text(encoding="utf-8") for each in used_functions(spec))
+    return with_functions(script, "\n".join(texts))
 
 
 def _place(error: Exception) -> str:
@@ -134,18 +144,6 @@ def _compiled(text: str | None) -> "jinja2.Template":
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
-def _refuse(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
-    if spec.array and program.output:
-        what = f"the tasks of --array would all train in {program.output}"
-        raise UsageError(what, fix="remove --output: each has runs/NAME-JOB_TASK")
-    if spec.preflight and (spec.container_image or spec.apptainer) and not program.trains:
-        raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
-    if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
-        raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
-    if spec.notify:
-        _refuse_notify(spec, program, site)
-
-
 def _refuse_notify(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
     from dsrun.notifications.notify_target import parse_targets  # few jobs have any
 
@@ -161,13 +159,12 @@ def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str
     """What the template can name. The spec is a completed one."""
     staged = stage(spec.stage, spec.local_dir) if spec.stage else None
     python, exported = program.interpreter or worker_python(spec, site), variables(spec)
-    functions = (functions_file(each).read_text(encoding="utf-8") for each in used_functions(spec))
     known: dict[str, Any] = {each.__name__: each for each in _FUNCTIONS}
     known |= {"spec": spec, "program": program, "site": site, "staged": staged, "python": python, "margin": _MARGIN_S}
     return {
         **{name: evaluate(text, known) for name, text in toml_beside(__file__)["context"].items()},
         "version": __version__,
-        "functions_text": "\n".join(functions) if spec.inline else None,
+        "functions_text": FUNCTIONS if spec.inline else None,
         "directives": directives(spec, program, site),
         "setup_files": [as_path(each) for each in spec.setup_file],
         "needed": [entry for entry in spec.env if "=" not in entry],

@@ -1,21 +1,80 @@
-"""What a job sets up on its nodes, looked for on the login node: variables, modules, conda environments, tools."""
+"""What a job starts and sets up on its nodes, looked for on the login node: its program, variables, modules, conda
+environments, tools."""
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from dsrun.datafiles import toml_beside
-from dsrun.errors import MissingError, ToolError
-from dsrun.findings.finding import Finding
+from dsrun.datafiles import evaluate, toml_beside
+from dsrun.errors import MissingError, ToolError, nearest
+from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.launch.program import JobProgram
 from dsrun.messages import joined, suggestion
+from dsrun.slurm.render.environment import uses_own_python
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.system import slurm
 from dsrun.system.process.proc import capture
 
 # conda needs seconds for its list, and a module may start programs.
 _TIMEOUT_S = 60
+# What the kernel reads of a script's first line (binfmt_script).
+_LONGEST_LINE = 256
+
+
+def missing_program(spec: SlurmSpec, program: JobProgram, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Why the program could not be started from `cwd`, as far as a login node can tell; a missing file aside."""
+    if spec.container_image or spec.apptainer or program.trains:
+        return
+    starts = program.interpreter or (program.entry if "--no-python" in program.mode else "")
+    if "/" in starts:
+        yield from _not_executable(starts, cwd)
+    elif starts:
+        yield from _not_on_path(starts, spec, cwd, environ)
+    elif "--module" in program.mode and uses_own_python(spec) and not spec.setup_file:
+        # Only the first name: what is in a package is found by its own code.
+        name = program.entry.partition(".")[0]
+        if PathFinder.find_spec(name, [str(cwd), *sys.path]) is None:
+            yield finding_of("slurm_python_module", name=name)
+
+
+def _not_executable(name: str, cwd: Path) -> Iterator[Finding]:
+    """Of a file that is there; an absolute path may be another file on the nodes."""
+    file = cwd / name
+    if not file.exists():
+        return
+    first = b""
+    with suppress(OSError), file.open("rb") as opened:  # a folder; and a program need not be readable
+        first = opened.readline(_LONGEST_LINE)
+    called = Path(os.fsdecode(first[2:].split(b" ")[0]).strip()) if first.startswith(b"#!/") else file
+    names = {"file": file, "first": first, "called": called, "may": os.access(file, os.X_OK)}
+    for code, when in toml_beside(__file__)["executable"].items():
+        if evaluate(when, names):
+            level: Level = "warning" if name.startswith("/") or code.endswith("interpreter") else "error"
+            yield finding_of(code, level=level, file=name, interpreter=called)
+            return
+
+
+def _not_on_path(name: str, spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """sbatch hands PATH on; behind the programs of the job's Python, which the script puts first."""
+    own = str(cwd / spec.venv / "bin") if spec.venv else str(Path(sys.executable).parent)
+    path = os.pathsep.join([own, environ.get("PATH", os.defpath)])
+    if shutil.which(name, path=path) is not None:
+        return
+    given = {"--module": spec.module, "--setup-file": spec.setup_file, "--conda": spec.conda, "--stage": spec.stage}
+    if brought := [flag for flag, value in given.items() if value]:
+        yield finding_of("slurm_program.brought", name=name, flags=", ".join(brought))
+    elif (cwd / name).is_file():
+        yield finding_of("slurm_program.here", name=name)
+    else:
+        known = {entry.name for folder in path.split(os.pathsep) for entry in Path(folder or ".").glob(f"{name[:1]}*")}
+        fix = suggestion(name, known) if nearest(name, known) else None
+        yield finding_of("slurm_program", name=name, fix=fix)
 
 
 def missing_setup(spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -12,7 +12,9 @@ from dsrun.options import described
 class SlurmSpec:
     """What is asked of a job; `dsrun.slurm.render.job_script.render_script` writes its script.
 
-    In options.toml `sbatch` is the long option of sbatch that gets the value unchanged, `short` its letter.
+    In options.toml `sbatch` is the long option of sbatch that gets the value unchanged, `short` its letter; `resource`
+    is one that several options ask for, of which the strongest place may name another one than a weaker place;
+    `by_sbatch`: --sbatch takes it, too.
     """
 
     job_name: str | None = None
@@ -21,12 +23,21 @@ class SlurmSpec:
     mail_user: str | None = None
     mail_type: str | None = None
     nodes: int = 1
+    ntasks: int | None = None
+    ntasks_per_node: int | None = None
     gpus_per_node: str | None = None
+    gpus: str | None = None
+    gpus_per_task: str | None = None
     gres: str | None = None
     nproc: int | None = None
     cpus_per_task: int | None = None
+    cpus_per_gpu: int | None = None
     mem: str | None = None
+    mem_per_cpu: str | None = None
+    mem_per_gpu: str | None = None
     exclusive: bool = False
+    switches: str | None = None
+    segment: str | None = None
     time: str | None = None
     constraint: str | None = None
     partition: str | None = None

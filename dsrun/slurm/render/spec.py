@@ -1,7 +1,7 @@
 """SlurmSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,7 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
             f"{where}: {entry!r} is not key=value with a long option's name", fix='such as --sbatch "switches=1"'
         )
     own = next((each for each in options().values() if each.metadata.get("sbatch") == key), None)
-    if own:
+    if own and not own.metadata.get("by_sbatch"):
         raise UsageError(f"{where}: {key} has a flag of its own", fix=f"write {flag_of(own)}")
     if key in RESERVED_OPTIONS:
         raise UsageError(f"{where}: {key} is set by the script", fix=RESERVED_OPTIONS[key])
@@ -73,10 +73,19 @@ def gres_gpus(spec: SlurmSpec) -> int:
     return sum(each.count for each in parse_gres(spec.gres))
 
 
+def gpu_requests(spec: SlurmSpec) -> dict[str, str]:
+    """[TYPE:]N of each node, by the flags that ask for it; --gres aside."""
+    given = {"--gpus-per-node": spec.gpus_per_node, "--gpus": spec.gpus, "--gpus-per-task": spec.gpus_per_task}
+    asked = {flag: parsed for flag, text in given.items() if text is not None and (parsed := parse_gpus(text))}
+    per_node = {flag: count // spec.nodes if flag == "--gpus" else count for flag, (_, count) in asked.items()}
+    return {flag: f"{kind}:{per_node[flag]}" if kind else str(per_node[flag]) for flag, (kind, _) in asked.items()}
+
+
 def _names() -> dict[str, Any]:
     """What the rules of spec.toml name, beside the options."""
     functions = (
-        gres_error, gres_gpus, holds_secret, is_secret_variable, parse_gpus, setup_flags, shell_quote, time_limit
+        gpu_requests, gres_error, gres_gpus, holds_secret, is_secret_variable, parse_gpus,
+        setup_flags, shell_quote, time_limit,
     )  # fmt: skip
     return {
         **{each.__name__: each for each in functions},
@@ -92,10 +101,12 @@ def gres_error(text: str) -> UsageError | None:
     from dsrun.hardware.gres import parse_gres
 
     try:
-        parse_gres(text)
+        types = [each.type for each in parse_gres(text)]
     except UsageError as error:
         return error
-    return None
+    # SLURM gives some of it.
+    twice = len({*types}) < len(types) or (len(types) > 1 and None in types)
+    return UsageError(f"{text!r} asks for GPUs twice", fix="name each type once") if twice else None
 
 
 def setup_flags(file: str) -> str:
@@ -114,12 +125,24 @@ def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
 def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
     """The spec of what was given, the strongest place first; lists of one place replace those of a weaker one.
 
-    Raises UsageError for a value that its option does not take, and for options that contradict each other.
+    All GPUs are those of `gpus_per_node` or `gres` in it, whatever asked for them. Raises UsageError for a value that
+    its option does not take, and for options that contradict each other.
     """
-    spec, where = filled(SlurmSpec, places)
-    if spec.gpus_per_node is not None:
+    spec, where = filled(SlurmSpec, _strongest(places))
+    named = [name for name in ("gpus_per_node", "gpus", "gpus_per_task") if getattr(spec, name) is not None]
+    if named:
         from dsrun.hardware.gres import written_gpus
 
-        spec = replace(spec, gpus_per_node=written_gpus(spec.gpus_per_node))
+        written: dict[str, Any] = {name: written_gpus(getattr(spec, name)) for name in named}
+        spec = replace(spec, **written)
     _check(spec, where)
-    return spec
+    return replace(spec, gpus_per_node=next(iter(gpu_requests(spec).values()), None))
+
+
+def _strongest(places: Iterable[Iterable[OptionValue]]) -> Iterator[list[OptionValue]]:
+    """`places` without what asks for a resource that a stronger place asks for, also by another option."""
+    taken: set[str] = set()
+    for place in places:
+        resources = {each: options()[each.name].metadata.get("resource") for each in place}
+        yield [each for each, resource in resources.items() if resource not in taken]
+        taken.update(filter(None, resources.values()))

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from itertools import combinations
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,18 +144,56 @@ def test_shellcheck_passes_golden_scripts():
     assert shellcheck(*GOLDEN.glob("*.sh"), *functions_file().parent.glob("*.bash")) == (0, "")
 
 
-def test_inline_scripts_have_the_functions_they_use(tmp_path):
-    """Those of each combination of --spare, --preflight and --stage, and no others; shellcheck finds nothing."""
-    functions = {"spare": "swap_in_spares() {", "preflight": "local options=()", "stage": "copy_environment() {"}
-    values = {"spare": "1", "preflight": "true", "stage": "/shared/env.tar.gz"}
-    for count in range(4):
-        for names in combinations(values, count):
-            script = render_script(
-                spec_of(nodes="4", inline="true", **{name: values[name] for name in names}), DEMO, SITE
-            )
-            assert {name for name, text in functions.items() if text in script} == set(names)
-            (tmp_path / f"{'-'.join(names)}.sh").write_text(script)
+FUNCTIONS_OF_ALL = {
+    name
+    for file in functions_file().parent.glob("*.bash")
+    for name in re.findall(r"^(\w+)\(\) \{", file.read_text(), re.MULTILINE)
+}
+FUNCTION = re.compile(r"^\w+\(\) \{(.*\}|\n(.*\n)*?\})$", re.MULTILINE)
+CALL = r"(?<![\w/.-]){}(?![\w=-])"
+
+
+def functions_of(script: str) -> dict[str, str]:
+    """The functions that a script defines, as bash prints them: without comments."""
+    text = "\n".join(found[0] for found in FUNCTION.finditer(script))
+    printed = "for name in $(compgen -A function); do declare -f $name; printf '\\0'; done"
+    done = subprocess.run(["bash", "-c", f"{text}\n{printed}"], capture_output=True, text=True, check=True, env={})
+    return {each.split()[0]: each.partition("\n")[2] for each in done.stdout.split("\0")[:-1]}
+
+
+def test_inline_scripts_have_exactly_the_functions_they_call(tmp_path):
+    """Of each golden script, also with spare nodes and with the preflight; shellcheck finds nothing."""
+    extra = ({}, {"spare": 1}, {"preflight": True})
+    for name, (spec, program, site) in CASES.items():
+        in_image = spec.container_image or spec.apptainer
+        for options in extra[:2] if in_image and not program.trains else extra:
+            script = render_script(replace(spec, inline=True, **options), program, site)
+            carried = functions_of(script)
+            code = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+            body = "\n".join(carried.values())
+            top = FUNCTION.sub(lambda found: found[0] if found[0].startswith("run_workers") else "", code)
+            for each in carried.keys() & FUNCTIONS_OF_ALL:
+                others = "\n".join(text for other, text in carried.items() if other != each)
+                assert re.search(CALL.format(each), others + top), (name, options, each)
+            for each in FUNCTIONS_OF_ALL - carried.keys():
+                assert not re.search(CALL.format(each), body + top), (name, options, each)
+            (tmp_path / f"{name}-{'-'.join(options)}.sh").write_text(script)
     assert shellcheck(*tmp_path.iterdir()) == (0, "")
+
+
+def test_inline_script_of_training_carries_nothing_of_other_jobs():
+    script = render_script(spec_of(nodes="4", inline="true"), DEMO, SITE)
+    others = {
+        "load_functions",
+        "choose_nodes",
+        "preflight",
+        "stage_environment",
+        "check_gpus",
+        "code_of_worker",
+        "need",
+    }
+    assert functions_of(script).keys() & others == set()
+    assert "time_in_queue" in functions_of(script)
 
 
 def shellcheck(*files: Path) -> tuple[int, str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dsrun.findings.texts import tables
 from dsrun.slurm.job_check import check
+from dsrun.slurm.render.notation import seconds
 from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.resources import may_take, request
 from tests.slurm_recordings import recorded, recorded_facts
 
 LICENSES = """\
@@ -123,6 +126,59 @@ def test_one_fitting_partition_of_several_is_enough(facts):
     levels = found(facts, partition="low,main", time="3-00:00:00")
     assert levels == [("warning", "time_limit")]
     assert ("error", "time_limit") in found(facts, partition="low,gpu", time="3-00:00:00")
+
+
+@pytest.mark.parametrize(("enforced", "level"), [("NO", "warning"), ("ANY", "warning"), ("ALL", "error")])
+def test_limits_of_each_partition_of_a_list(enforced, level):
+    """With ALL sbatch refuses what is beyond one of them, though another takes it (tried: tests/slurm)."""
+    text = re.sub(r"(EnforcePartLimits += )NO", rf"\g<1>{enforced}", recorded("config"))
+    facts = recorded_facts(config=text, accounting=None)
+    assert found(facts, partition="gpu,main", time="5-0") == [(level, "time_limit")]
+    assert found(facts, partition="gpu,main", nodes=3, time="60")[0] == (level, "node_limit")
+    # What the nodes of a partition lack is for its own jobs alone.
+    lacks = found(facts, partition="debug,main", gpus_per_node="3g.20gb:1", time="5")
+    assert ("error", "gpu_type") not in lacks
+    assert ("warning", "gpu_type") in lacks
+
+
+def test_fix_of_a_limit_keeps_those_of_all_partitions():
+    text = recorded("config").replace("EnforcePartLimits       = NO", "EnforcePartLimits       = ALL")
+    facts = recorded_facts(config=text, accounting=None)
+    spec = SlurmSpec(mem="8G", partition="gpu,debug,low", time="30-0")
+    fixes = {str(each.fix) for each in check(spec, facts) if each.code == "slurm_time_limit"}
+    limits = [facts.partition(name).time_limit for name in ("gpu", "debug", "low")]
+    assert len(fixes) == 1
+    (time,) = {fix.partition(";")[0].removeprefix("--time ") for fix in fixes}
+    assert seconds(time) == min(limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "code"),
+    [
+        ({"mem_per_cpu": "1G", "cpus_per_task": 8}, None, None),
+        ({"mem_per_gpu": "8G", "gpus_per_node": "a100:4"}, None, None),
+        ({"mem_per_gpu": "200G", "gpus_per_node": "a100:4"}, "error", "memory"),
+        ({"mem_per_cpu": "100G", "cpus_per_task": 8}, "error", "memory"),
+        # All cores of the node, and their memory.
+        ({"mem_per_cpu": "20G", "cpus_per_task": 1, "exclusive": True}, "error", "memory"),
+    ],
+)
+def test_memory_of_cpus_and_gpus_is_that_of_the_node(facts, given, level, code):
+    """Nor is anything said about --mem."""
+    findings = check(SlurmSpec(time="60", **given), facts)
+    assert [(each.level, each.code.removeprefix("slurm_")) for each in findings if each.level == "error"] == (
+        [(level, code)] if code else []
+    )
+    assert not any(each.where == "--mem" for each in findings)
+
+
+def test_cores_are_those_of_nodes_that_the_job_may_get(facts):
+    """Not those of a poorer node without its GPUs."""
+    for gpus, share in ((None, 4), ("a100:4", 16), ("3g.20gb:2", 4)):
+        wanted = request(SlurmSpec(gpus_per_node=gpus))
+        assert facts.cores_per_gpu("gpu", partial(may_take, wanted)) == share
+    excluded = request(SlurmSpec(exclude="node1"))
+    assert facts.usual_gpus("gpu", partial(may_take, excluded)) == 4
 
 
 def test_down_nodes_are_a_warning(facts):
