@@ -11,7 +11,8 @@
 #   cpu_only        "yes" for a job without GPUs
 #   trains          "yes" for dsrun's own training, which leaves the file FINISHED
 #   supervised      "yes" for what runs under `dsrun launch`: dsrun's own training, and other programs if their Python has dsrun
-#   requeue         "yes" if the job may go back into the queue, at most max_requeues times without a new checkpoint
+#   requeue         "yes" if the job may go back into the queue: at most max_requeues times without progress, which is a new
+#                   checkpoint or, of other programs, a further step; max_requeues_unseen times where that cannot be seen
 #   join_timeout    seconds that agents without a supervisor wait for each other; unless set, torch's 600
 #   rdzv_backend    how agents without a supervisor meet: static, where ranks follow the order of the nodes, or c10d
 #   gpus_per_node   [TYPE:]N, as it is asked of SLURM; for programs that read SLURM_GPUS_PER_NODE
@@ -29,6 +30,7 @@ join_timeout=
 rdzv_backend=
 gpus_per_node=
 gpu_check=
+max_requeues_unseen=20
 used_nodes=
 left_out=()
 step_nodes=()
@@ -86,9 +88,9 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="job=$job nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
-    on_node+=" $(declare -f prepare_node);"
+    on_node+=" $(declare -f prepare_node choose_caches versions_key python_of hold remove_unused remove_copies);"
     [ -n "$trains" ] || on_node+=" $(declare -f pass_on_term is_taken is_preempted job_shows tell_workers);"
-    on_node+=' prepare_node "$1";'
+    on_node+=' prepare_node "$@";'
     [ -z "$gpu_check" ] || on_node+=" $(declare -f check_gpus); check_gpus \"\$@\";"
     on_node+=' exec "$@"'
 }
@@ -115,26 +117,17 @@ forget_outer_job() {
     [[ $own != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
 }
 
-# Runs on each node, before the command "$1 …": caches on the node's own disk, and threads.
+# Runs on each node, before the command "$@": caches on the node's own disk, and threads.
 prepare_node() {
     [ -n "$trains" ] || pass_on_term
     # The workers save on these; until their handlers are installed, a signal must not end them.
     trap "" USR1 TERM
     touch "$DSRUN_FAILURES/reached"
-    local cache=${TMPDIR:-/tmp}/dsrun-$UID cores threads key
+    local cache=${TMPDIR:-/tmp}/dsrun-$UID cores threads
+    remove_copies "$cache"
     # Files in this folder are executed, so it must belong to this user.
     mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
-    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
-    export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
-    if [ -n "$trains" ]; then
-        # One folder per interpreter, kept between jobs; dsrun lets one process compile and removes stale locks.
-        key=$(printf %s "$1" | cksum)
-        export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$cache/extensions-${key%% *}}
-    elif [ -z "${TORCH_EXTENSIONS_DIR:-}" ]; then
-        # torch waits forever for the lock of a killed build: one folder per job, without old locks.
-        export TORCH_EXTENSIONS_DIR=$cache/extensions-$SLURM_JOB_ID
-        mkdir -p "$TORCH_EXTENSIONS_DIR" && rm -f "$TORCH_EXTENSIONS_DIR"/*/lock
-    fi
+    choose_caches "$cache" "$@"
     if [ -z "$trains$supervised" ]; then
         # The agent must outlive the signal: by default torch.distributed.run kills the workers 30 s after a TERM.
         export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
@@ -154,6 +147,99 @@ prepare_node() {
     threads=$((cores / nproc))
     [ -n "$cpu_only" ] || threads=$((threads / 2))
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+}
+
+# choose_caches CACHE COMMAND…: where what is compiled at run time stays for the next jobs, below the folder CACHE of this node:
+# one folder for each interpreter and its versions, which is removed when no job has used it for 30 days.
+choose_caches() {
+    local place number=0
+    place=$1/compiled-$(versions_key "${@:2}")
+    # Of an interpreter that does not tell its versions, or without flock(1), nothing can be used again.
+    [[ $place =~ -[0-9a-f]{12}$ ]] && hold 60 --shared "$place" || place=$1/compiled-job-$SLURM_JOB_ID
+    remove_unused "$1"
+    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$place/triton}
+    export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$place/inductor}
+    # dsrun's own training lets one process compile, and removes the locks of killed builds.
+    if [ -z "$trains" ]; then
+        # Of other programs torch has one wait for the lock of another's build, for ever if that was killed, and then load
+        # what that has built, whatever its own source is: jobs that run at the same time have folders of their own.
+        while [[ $place != *-job-* ]] && ! hold 0 --exclusive "$place/alone-$number"; do
+            if [ "$((number += 1))" -ge 256 ]; then place=$1/compiled-job-$SLURM_JOB_ID; fi
+        done
+        place+=/alone-$number
+        rm -rf "$place/agent" "$place"/extensions/{*,*/*}/lock
+        [ -n "$supervised" ] || { mkdir -p "$place/agent" && export PET_LOG_DIR=${PET_LOG_DIR:-$place/agent}; }
+    fi
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$place/extensions}
+}
+
+# versions_key COMMAND…: twelve digits for the Python that COMMAND starts on this node, and for the versions by which it is
+# decided whether what it has compiled can be loaded: another one would be given stale code, or compile everything again.
+versions_key() {
+    local python=()
+    python_of "$@"
+    timeout --foreground 120 "${python[@]}" -c '
+import hashlib, os, platform, shutil, sys
+from importlib.metadata import version
+def known(name):
+    try:
+        return version(name)
+    except Exception:
+        return None
+# A staged environment has another path in each job.
+prefix = sys.prefix.replace(os.environ.get("DSRUN_LOCAL") or "\0", "")
+facts = [prefix, sys.version, platform.node(), platform.machine(), *map(known, ("torch", "deepspeed", "triton"))]
+facts += [os.path.realpath(shutil.which(name) or "") for name in ("nvcc", os.environ.get("CXX") or "c++")]
+facts += [os.environ.get(name) for name in ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST")]
+print(hashlib.sha256(repr(facts).encode()).hexdigest()[:12])
+' </dev/null 2>/dev/null
+}
+
+# python_of COMMAND…: sets `python` to the words that start Python, also in a container.
+python_of() {
+    python=()
+    local word
+    for word in "$@"; do
+        [ "$word" != -m ] || break
+        python+=("$word")
+    done
+}
+
+# hold SECONDS KIND FOLDER: makes FOLDER and takes its lock, --shared or --exclusive, as long as what this shell becomes runs.
+# False where another job still has it after SECONDS.
+hold() {
+    local fd
+    while mkdir -p "$3" && exec {fd}>>"$3/.in-use"; do
+        flock --timeout "$1" "$2" "$fd" || { exec {fd}>&-; return 1; }
+        # It may have been removed before it was locked.
+        if [ "$3/.in-use" -ef "/proc/self/fd/$fd" ]; then touch "$3/.in-use"; return; fi
+        exec {fd}>&-
+    done
+    return 1
+}
+
+# remove_unused CACHE: removes what no job has used for 30 days, and of that age what `dsrun wheel push` and `verify-wheel`
+# have copied to this node. A job's start touches `.in-use`, which it holds locked.
+remove_unused() {
+    local folder mark fd
+    for folder in "$1"/* "$1"/compiled-*/alone-* /tmp/dsrun-verify-* "/tmp/dsrun-wheels-${USER:-$UID}"/*; do
+        [ -O "$folder" ] || continue
+        mark=$folder/.in-use
+        [ -e "$mark" ] || mark=$folder
+        if [ -n "$(find "$mark" -maxdepth 0 -mtime +30 2>/dev/null)" ] && exec {fd}<"$mark"; then
+            ! flock --nonblock "$fd" || rm -rf "$folder"
+            exec {fd}<&-
+        fi
+    done
+}
+
+# remove_copies PREFIX: removes the staged copies of jobs that were cancelled or lost this node, PREFIX-JOB; jobs that SLURM
+# still knows keep theirs.
+remove_copies() {
+    local root
+    for root in "$1"-[0-9]*; do
+        [ ! -O "$root" ] || ! scontrol show job "${root##*-}" 2>&1 | grep -q "Invalid job id" || rm -rf "$root"
+    done
 }
 
 # A preemption begins with a TERM to the steps; the batch script's shell gets one when the grace time is over. dsrun's own
@@ -176,11 +262,8 @@ is_preempted() { job_shows 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]'; }
 # check_gpus COMMAND…: ends the task if the Python that is to run torch.distributed.run sees fewer GPUs than the job has.
 check_gpus() {
     [[ " $* " == *" -m torch.distributed.run "* ]] || return 0
-    local word python=()
-    for word in "$@"; do
-        [ "$word" != -m ] || break
-        python+=("$word")
-    done
+    local python=()
+    python_of "$@"
     timeout --foreground 300 "${python[@]}" -c "$gpu_check" "$DSRUN_GPUS" </dev/null
     case $? in
         0) ;;
@@ -278,21 +361,63 @@ requeue_if_interrupted() {
         note "interrupted by $signalled and not finished"
         return
     fi
+    local idle most progress why="interrupted by $signalled and not finished"
     # A cancelled job is no longer RUNNING.
-    job_shows 'JobState=RUNNING ' || return
-    local idle
-    idle=$(requeues_without_progress)
-    if [ "$idle" -lt "$max_requeues" ]; then
-        note "interrupted by $signalled and not finished: requeued"
-        requeue_without "$faulty"
-    fi
-    note "interrupted by $signalled and not finished after $idle requeues without a new checkpoint"
+    controller_answers || refused "$why" "SLURM's controller does not answer"
+    grep -qE '^ +JobState=RUNNING ' <<<"$said" || return
+    count_requeues
+    [ "$idle" -ge "$most" ] || requeue_without "$faulty" "$why" "requeues $progress: $idle of $most"
+    note "$why after $idle requeues $progress"
+    write_event failure "$why after $idle requeues $progress" ', "cause": "slurm_requeue_limit"'
 }
 
-# requeue_without [NODES]: ends this start of the job; it goes back into the queue, and does not run on NODES again. Returns
-# only if that fails.
+# requeue_without NODES WHY [MORE]: ends this start of the job; it goes back into the queue, and does not run on NODES again.
 requeue_without() {
-    scontrol requeue "$job" && { [ -z "$1" ] || exclude "$1"; exit 0; }
+    local try
+    for try in 1 2; do
+        if said=$(timeout 60 scontrol requeue "$job" 2>&1); then
+            note "$2: requeued${1:+ without $1}${3:+ ($3)}"
+            write_event requeue "$2: requeued${3:+ ($3)}"
+            [ -z "$1" ] || exclude "$1"
+            exit 0
+        fi
+        # It may have been busy, or away for a moment.
+        [ "$try" = 2 ] || sleep 2
+    done
+    refused "$2"
+}
+
+# refused WHY [WHAT]: ends the job, which SLURM does not put back into the queue, as `said` says.
+refused() {
+    local what="$1, and ${2:-SLURM refused to requeue it}: ${said//$'\n'/ }" fix="submit it again"
+    [ -z "$trains" ] || fix+=" with --output $DSRUN_OUTPUT, and it resumes from its last checkpoint"
+    if job_shows 'Requeue=0 '; then
+        fix+="; without sbatch --no-requeue, or while it runs: scontrol update JobId=JOB Requeue=1"
+    fi
+    note "$what ($fix)"
+    write_event failure "$what" ', "cause": "slurm_requeue_refused", "exit_code": 1'
+    exit 1
+}
+
+# controller_answers: waits until SLURM's controller tells of the job, for five minutes at most; `said` is what it says.
+controller_answers() {
+    local end=$((SECONDS + 300))
+    until said=$(timeout 60 scontrol show job "$job" 2>&1); do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        note "SLURM's controller does not answer, and is asked again in 10 s: $said"
+        sleep 10
+    done
+}
+
+# write_event KIND MESSAGE [MORE]: adds to the events of the run, if it has any; MORE is JSON that follows.
+write_event() {
+    local events=$DSRUN_OUTPUT/events.jsonl text=${2//[[:cntrl:]]/ }
+    [ -f "$events" ] || return 0
+    text=${text//\\/\\\\}
+    # A line that was cut off gets its end.
+    [ -z "$(tail -c 1 "$events")" ] || echo >>"$events"
+    printf '{"time": "%s", "kind": "%s", "pid": %d, "host": "%s", "message": "%s"%s}\n' \
+        "$(date -u +%FT%T.%3NZ)" "$1" "$$" "${SLURMD_NODENAME:-$HOSTNAME}" "${text//\"/\\\"}" "${3:-}" >>"$events"
 }
 
 # exclude NODES: the requeued job does not run there again. SLURM takes this only of a job that waits.
@@ -305,15 +430,30 @@ exclude() {
 
 job_shows() { scontrol show job "$job" | grep -qE "^ +$1"; }
 
-# The requeues of this job since its last new checkpoint, from a list that has one line a start: the newest step. Other
-# programs have no such checkpoints; all their requeues count.
-requeues_without_progress() {
+# count_requeues: `idle` is the number of this job's requeues since the last one that came after `progress`, of which there
+# may be `most`; by a list that has one line a start: the newest step. Without progress that can be seen, all count.
+count_requeues() {
     local list="$DSRUN_OUTPUT/logs/slurm-$job-requeues" newest
-    [ -n "$trains" ] || { echo "$restart"; return; }
-    newest=$(newest_step)
+    progress="without a new checkpoint" most=$max_requeues
+    if [ -n "$trains" ]; then
+        newest=$(newest_step)
+    elif newest=$(newest_step_told); then
+        progress="without a further step"
+    else
+        progress="of a program whose progress is not known" idle=$restart most=$max_requeues_unseen
+        return
+    fi
     [ "$restart" -gt 0 ] || rm -f "$list"
     echo "$newest" >>"$list"
-    awk -v newest="$newest" '$1 == newest { same++; next } { same = 0 } END { print same - 1 }' "$list"
+    idle=$(awk 'NR == 1 || $1 > most { most = $1; same = -1 } { same++ } END { print same }' "$list")
+}
+
+# The last step that the program has printed, as its supervisor recorded it. False where it has told none.
+newest_step_told() {
+    tail -c 65536 "$DSRUN_OUTPUT/metrics.jsonl" 2>/dev/null | grep -oE '"step": [0-9]+' | awk '
+        $2 > newest { newest = $2 }
+        END { if (!NR) exit 1; print newest }
+    '
 }
 
 newest_step() {

@@ -19,8 +19,7 @@ preflight() {
     if [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
         echo "${failed[*]}" >>"$list"
         if [ -n "$requeue" ] && [ "$(wc -l <"$list")" -le 2 ]; then
-            note "preflight: ${failed[*]} failed: requeued without it"
-            requeue_without "$(IFS=,; echo "${failed[*]}")"
+            requeue_without "$(IFS=,; echo "${failed[*]}")" "preflight: ${failed[*]} failed"
         fi
         note "preflight: ${failed[*]} failed, in start $((restart + 1)); the table above says why"
         exit "$code"

@@ -25,7 +25,7 @@ stage_environment() {
 
 copy_environment() {
     local source=$2
-    on_all bash -c "$(declare -f make_room); make_room \"\$1\"" dsrun-stage "$DSRUN_LOCAL" || return
+    on_all bash -c "$(declare -f make_room remove_copies); make_room \"\$1\"" dsrun-stage "$DSRUN_LOCAL" || return
     touch "$DSRUN_FAILURES/reached"
     if [ "$1" = folder ]; then
         source=$DSRUN_LOCAL/packed
@@ -38,12 +38,8 @@ copy_environment() {
     on_all bash -c "$(declare -f unpack); unpack \"\$@\"" dsrun-stage "$1" "$DSRUN_LOCAL/$3" "${5:-}"
 }
 
-# Removes copies of cancelled jobs and of jobs that lost this node; jobs that SLURM still knows keep theirs.
 make_room() {
-    local root
-    for root in "${1%-*}"-[0-9]*; do
-        scontrol show job "${root##*-}" 2>&1 | grep -q "Invalid job id" && rm -rf "$root"
-    done
+    remove_copies "${1%-*}"
     rm -rf "$1" && mkdir -p -m 700 "$1"
 }
 

@@ -110,7 +110,7 @@ def _fix(code: str, fix: str) -> str:
 def _is_telling(event: LedgerRecord) -> bool:
     """Whether a run may stand still after this event, or works again."""
     kind = kind_of(event)
-    return kind.over != "killed" or kind.name == "training"
+    return kind.name != "requeue" and (kind.over != "killed" or kind.name == "training")
 
 
 def _running(history: RunHistory, who: str, verdict: RunVerdict, where: str) -> RunVerdict:

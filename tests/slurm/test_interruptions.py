@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -202,8 +203,60 @@ def test_max_requeues_fails_the_job(ada, at_work):
     ada.run("scancel", "--signal=USR1", "--batch", job.id)
     job.wait_for("FAILED")
     assert job.restarts == 1
-    assert "not finished after 1 requeue" in job.log
+    assert "not finished after 1 requeues without a new checkpoint" in job.log
     assert not training.folder.finished.exists()
+    assert last_cause(training.folder.events) == "slurm_requeue_limit"
+
+
+@pytest.mark.parametrize("array", [(), ("--array", "3-4")], ids=["job", "array"])
+def test_requeue_that_slurm_refuses_is_told_as_that(ada, place, array):
+    """Of a job that was submitted with --no-requeue, whatever its script asks for."""
+    program = ["bash", "-c", "until [ -e $DSRUN_STOP_FILE ]; do sleep 0.1; done; exit 75"]
+    script = ada.render("--gpus-per-node", 0, "--nproc", 1, *array, program=program, cwd=place)
+    assert "#SBATCH --requeue" in script
+    job = ada.sbatch(script, "--no-requeue", cwd=place)
+    job = job.task_of(3) if array else job
+    job.wait_for("RUNNING")
+    job.until(lambda: "start 1," in job.log, "started")
+    run = place / "runs" / f"bash-{job.name}"
+    ada.run("touch", run / "events.jsonl")
+    ada.run("scancel", "--signal=USR1", "--batch", job.name)
+    job.wait_for("FAILED")
+    if array:
+        ada.run("scancel", job.id)
+    assert (job.exit_code, job.restarts) == (1, 0)
+    assert "SLURM refused to requeue it: " in job.log
+    assert "Requested operation is presently disabled" in job.log
+    assert "scontrol update JobId=JOB Requeue=1" in job.log
+    assert last_cause(run / "events.jsonl") == of_run(run).cause.code == "slurm_requeue_refused"
+
+
+def test_requeue_that_was_refused_works_after_the_update_that_is_named(ada, place):
+    program = ["bash", "-c", "until [ -e $DSRUN_STOP_FILE ]; do sleep 0.1; done; exit 75"]
+    script = ada.render("--gpus-per-node", 0, "--nproc", 1, program=program, cwd=place)
+    job = ada.sbatch(script, "--no-requeue", cwd=place)
+    job.until(lambda: job.state == "RUNNING" and "start 1," in job.log, "started")
+    ada.run("scontrol", "update", f"JobId={job.id}", "Requeue=1")
+    ada.run("scancel", "--signal=USR1", "--batch", job.id)
+    job.wait_for_restart()
+    ada.run("scancel", job.id)
+
+
+def test_requeue_waits_until_the_controller_is_back(cluster, ada, place):
+    """A job whose state nobody tells is not taken for one that was cancelled."""
+    program = ["bash", "-c", "until [ -e $DSRUN_STOP_FILE ]; do sleep 0.1; done; exit 75"]
+    job = ada.submit("--gpus-per-node", 0, "--nproc", 1, program=program, cwd=place)
+    job.until(lambda: job.state == "RUNNING" and "start 1," in job.log, "started")
+    log, (machine,) = Path(job.fact("StdOut")), job.machines()
+    cluster.stop_controller()
+    try:
+        words = ["pkill", "-USR1", "-f", "^/bin/bash .*/slurm_script$"]
+        ada.run(*words, machine=machine)
+        job.until(lambda: "controller does not answer" in log.read_text(), "without an answer")
+    finally:
+        cluster.start_controller()
+    job.wait_for_restart()
+    ada.run("scancel", job.id)
 
 
 STEPS_OF_DDP = """

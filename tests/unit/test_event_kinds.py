@@ -44,7 +44,12 @@ def written(source: str) -> Iterator[tuple[str, set[str]]]:
 
 @cache
 def written_by_dsrun() -> list[tuple[str, set[str]]]:
-    return [each for module in PACKAGE.rglob("*.py") for each in written(module.read_text(encoding="utf-8"))]
+    """By its modules, and by the scripts of SLURM jobs, whose events all have a message."""
+    found = [each for module in PACKAGE.rglob("*.py") for each in written(module.read_text(encoding="utf-8"))]
+    for script in (PACKAGE.parent / "slurm").glob("*.bash"):
+        for line in re.findall(r"^ *write_event .*", script.read_text(encoding="utf-8"), re.M):
+            found.append((line.split()[1], {"message", *re.findall(r'"(\w+)":', line)}))
+    return found
 
 
 def test_table_has_what_dsrun_writes_and_nothing_else() -> None:

@@ -54,7 +54,7 @@ class SlurmSpec:
     sbatch: tuple[str, ...] = ()
     signal_lead: int | None = None
     requeue: bool = True
-    max_requeues: int = 20
+    max_requeues: int | None = None
     max_restarts: int | None = None
     rendezvous_timeout: int | None = None
     supervise: bool = True

@@ -14,7 +14,7 @@ source /opt/dsrun/share/job.bash || exit 4
 export DSRUN_GPUS=2
 
 nproc=2 cpu_only='' trains='' supervised=''
-requeue=yes max_requeues=20 saving_time=150
+requeue=yes max_requeues=3 max_requeues_unseen=20 saving_time=150
 rdzv_backend=static gpus_per_node=2 join_timeout=''
 # Run by the workers' Python on each node, before they start.
 gpu_check=$(cat <<'PYTHON'

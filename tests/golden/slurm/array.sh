@@ -22,7 +22,7 @@ export PATH=/opt/dsrun/bin:"$PATH"
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
 
 nproc=1 cpu_only='' trains=yes supervised=yes
-requeue=yes max_requeues=20 saving_time=114
+requeue=yes max_requeues=3 saving_time=114
 start_job --per-job "$PWD"/runs/demo-t5
 
 # One supervisor per node restarts the workers after transient failures; it exits with 75 if a signal stopped the run.

@@ -15,7 +15,7 @@ export DSRUN_GPUS=1
 export PATH=/opt/dsrun/bin:"$PATH"
 
 nproc=1 cpu_only='' trains='' supervised=''
-requeue='' max_requeues=20 saving_time=''
+requeue='' max_requeues=3 max_requeues_unseen=20 saving_time=''
 rdzv_backend=static gpus_per_node=1 join_timeout=''
 start_job --per-job "$PWD"/runs/tool
 

@@ -18,7 +18,7 @@ export DSRUN_GPUS=8
 [ -v NCCL_IB_TIMEOUT ] || export NCCL_IB_TIMEOUT=22
 
 nproc=8 cpu_only='' trains='' supervised=''
-requeue=yes max_requeues=20 saving_time=150
+requeue=yes max_requeues=3 max_requeues_unseen=20 saving_time=150
 rdzv_backend=static gpus_per_node=8 join_timeout=''
 # Run by the workers' Python on each node, before they start.
 gpu_check=$(cat <<'PYTHON'

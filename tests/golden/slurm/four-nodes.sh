@@ -23,7 +23,7 @@ export PATH=/opt/dsrun/bin:"$PATH"
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
 
 nproc=4 cpu_only='' trains=yes supervised=yes
-requeue=yes max_requeues=20 saving_time=114
+requeue=yes max_requeues=3 saving_time=114
 start_job "$PWD"/runs/ro
 
 # One supervisor per node restarts the workers after transient failures; it exits with 75 if a signal stopped the run.

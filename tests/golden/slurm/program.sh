@@ -18,7 +18,7 @@ export DSRUN_GPUS=4
 export PATH=/opt/dsrun/bin:"$PATH"
 
 nproc=4 cpu_only='' trains='' supervised=yes
-requeue=yes max_requeues=20 saving_time=114
+requeue=yes max_requeues=3 max_requeues_unseen=20 saving_time=114
 rdzv_backend=c10d gpus_per_node=4 join_timeout=''
 start_job --per-job "$PWD"/runs/my_train
 

@@ -20,7 +20,7 @@ export DSRUN_GPUS=4
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
 
 nproc=4 cpu_only='' trains=yes supervised=yes
-requeue=yes max_requeues=20 saving_time=114
+requeue=yes max_requeues=3 saving_time=114
 start_job "$PWD"/runs/ro
 stage_environment tar /shared/env.tar.gz env.tar.gz '/local disk' ''
 

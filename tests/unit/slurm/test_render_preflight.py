@@ -57,7 +57,7 @@ def test_node_that_fails_is_excluded_twice_and_then_the_job_fails(shell):
         if restart < 2:
             assert (done.code, done.of("scontrol").count(REQUEUE)) == (0, 1)
             assert ("update", "JobId=12", "ExcNodeList=second-node") in done.of("scontrol")
-            assert "preflight: second-node failed: requeued without it" in done.stderr
+            assert "preflight: second-node failed: requeued without second-node" in done.stderr
         else:
             assert (done.code, requeued(done)) == (3, False)
             assert "preflight: second-node failed, in start 3" in done.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 
+from dsrun.diagnosis.diagnose import of_logs
 from tests.unit.slurm.stand_ins import (
     JOB,
     PREEMPTED,
@@ -14,6 +16,7 @@ from tests.unit.slurm.stand_ins import (
     SCONTROL,
     SRUN,
     Shell,
+    begun,
     other,
     rendezvous,
     requeued,
@@ -24,13 +27,34 @@ from tests.unit.slurm.stand_ins import (
 TASK = JOB.replace("JobId=12 ", "JobId=12 ArrayJobId=12 ArrayTaskId=3 ")
 
 
-def test_max_requeues_limit(shell):
-    """A job goes back into the queue at most --max-requeues times."""
+@pytest.mark.parametrize(("render_it", "options", "most"), [
+    (training, {}, 3), (other, {}, 20), (training, {"max_requeues": "2"}, 2), (other, {"max_requeues": "2"}, 2),
+])  # fmt: skip
+def test_requeues_without_progress_are_limited(shell, render_it, options, most):
+    """To three; of a program that tells no steps, to twenty in all."""
+    run = "train-12" if render_it is training else "x-12"
+    with_events(shell, run)
+    (shell.folder / "runs" / run / "logs").mkdir()
     shell.worker, shell.job = "exit 143", PREEMPTED
-    for restart, again in (("0", True), ("1", True), ("2", False), ("7", False)):
-        shell.variables["SLURM_RESTART_COUNT"] = restart
-        done = shell.run(training(shell, max_requeues="2"))
+    for restart, again in ((0, True), (most - 1, True), (most, False), (99, False)):
+        (shell.folder / "runs" / run / "logs" / "slurm-12-requeues").write_text("0\n" * restart)
+        shell.variables["SLURM_RESTART_COUNT"] = str(restart)
+        done = shell.run(render_it(shell, **options))
         assert (requeued(done), done.code == 0) == (again, again)
+    assert [each.get("cause") for each in recorded(shell, run)] == [None, None, *["slurm_requeue_limit"] * 2]
+
+
+def test_program_that_makes_steps_is_requeued_on(shell):
+    """By the steps that its supervisor has recorded: further ones count as progress, repeated ones do not."""
+    with_events(shell, "x-12")
+    shell.worker, shell.job = "exit 143", PREEMPTED
+    seen = []
+    for restart, step in enumerate([5, 8, 8, 2, 8, 7, 9, 9]):
+        shell.variables["SLURM_RESTART_COUNT"] = str(restart)
+        with (shell.folder / "runs" / "x-12" / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"time": "t", "step": {step}, "loss": 1.0}}\n')
+        seen.append(requeued(shell.run(other(shell))))
+    assert seen == [True, True, True, True, False, False, True, True]
 
 
 def test_requeue_false_disables_requeue(shell):
@@ -41,11 +65,65 @@ def test_requeue_false_disables_requeue(shell):
     assert done.code == 75  # a job that is not finished did not succeed
 
 
-def test_failed_requeue_is_no_success(shell):
-    """A job whose requeue failed does not exit with 0."""
-    shell.worker, shell.job = SAVES, PREEMPTED
-    shell.put("scontrol", 'case "$1" in show) cat "$STAND_INS/job";; requeue) exit 1;; esac\n')
-    assert signalled(shell, training(shell), signal.SIGUSR1).code == 75
+REFUSAL = """case "$1" in
+    show) cat "$STAND_INS/job" ;;
+    requeue) echo 'Requested operation is "presently" disabled' >&2; exit 1 ;;
+esac
+"""
+
+
+def recorded(shell: Shell, run: str = "train-12") -> list[dict[str, object]]:
+    """The events that the script has added to those of a run."""
+    lines = (shell.folder / "runs" / run / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if "kind" in line]
+
+
+def with_events(shell: Shell, run: str = "train-12") -> None:
+    (shell.folder / "runs" / run).mkdir(parents=True)
+    (shell.folder / "runs" / run / "events.jsonl").write_text('{"cut": "o')
+
+
+@pytest.mark.parametrize("requeue", ["0", "1"])
+def test_requeue_that_slurm_refuses_is_told_as_that(shell, requeue):
+    """In the log, in the run's events, and by an exit code that is not that of a saved run."""
+    with_events(shell)
+    shell.worker = SAVES
+    shell.job = JOB.replace("   JobState", f"   Requeue={requeue} Restarts=0\n   JobState")
+    shell.put("scontrol", REFUSAL)
+    done = signalled(shell, training(shell), signal.SIGUSR1)
+    assert (done.code, done.of("scontrol").count(REQUEUE)) == (1, 2)
+    (event,) = recorded(shell)
+    assert (event["kind"], event["cause"], event["exit_code"]) == ("failure", "slurm_requeue_refused", 1)
+    assert 'refused to requeue it: Requested operation is "presently" disabled' in event["message"]
+    assert ("scontrol update JobId=JOB Requeue=1" in done.stderr) == (requeue == "0")
+    log = shell.folder / "log.txt"
+    log.write_text(done.stderr)
+    assert of_logs({"log": log}).cause.code == "slurm_requeue_refused"
+
+
+def test_requeue_is_an_event(shell):
+    with_events(shell)
+    shell.worker = SAVES
+    assert requeued(signalled(shell, training(shell), signal.SIGUSR1))
+    (event,) = recorded(shell)
+    assert (event["kind"], event["message"]) == (
+        "requeue",
+        "interrupted by USR1 and not finished: requeued (requeues without a new checkpoint: 0 of 3)",
+    )
+
+
+def test_requeue_waits_for_a_controller_that_is_away(shell):
+    """The job is not taken for one that was cancelled."""
+    shell.worker = SAVES
+    shell.put("sleep", 'rm -f "$STAND_INS/away"; exec /usr/bin/sleep 0.02')
+    away = '[ ! -e "$STAND_INS/away" ] || { echo "Unable to contact slurm controller" >&2; exit 1; }\n'
+    shell.put("scontrol", away + SCONTROL)
+    process = begun(shell, training(shell))
+    (shell.tools / "away").touch()
+    shell.worker = "exit 0"
+    process.send_signal(signal.SIGUSR1)
+    done = shell.ended(process)
+    assert (done.code, done.of("scontrol")[-1]) == (0, REQUEUE)
 
 
 def test_array_task_requeues_only_itself(shell):

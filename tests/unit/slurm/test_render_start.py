@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 
@@ -127,26 +126,6 @@ def test_srun_flags_cpus_per_task_and_export(shell):
     # The supervisors leave together; one that died alone must not keep the others for ever.
     done = shell.run(training(shell))
     assert done.of("srun")[0][:3] == ("--export=ALL", "--wait=60", "--cpus-per-task=6")
-
-
-def test_stale_extension_build_lock_removed(shell):
-    """The stale lock of a killed build is removed."""
-    lock = shell.tools / f"dsrun-{os.getuid()}" / "extensions-12" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    shell.run(other(shell))
-    assert not lock.exists()
-
-
-def test_torch_extensions_folder_kept_between_jobs(shell):
-    """What training compiles is kept from job to job.
-
-    dsrun locks the folder and clears it of stale locks itself, so jobs on one node may share it.
-    """
-    first = shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"]
-    shell.variables["SLURM_JOB_ID"] = "13"
-    assert shell.run(training(shell)).environment["TORCH_EXTENSIONS_DIR"] == first
-    assert shell.run(other(shell)).environment["TORCH_EXTENSIONS_DIR"].endswith("extensions-13")
 
 
 def test_torch_extensions_dir_of_user_kept(shell):
