@@ -5,8 +5,11 @@ from pathlib import Path
 from dsrun.cli.output import evaluated, print_json, print_line, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, UsageError
+from dsrun.system.scratch import left_folders, remove_left
+from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of
+from dsrun.wheel.compile.cached import PREFIX, build_root
 from dsrun.wheel.wheelhouse import ALL, find_wheels, write_index
 
 
@@ -32,19 +35,23 @@ def list_wheels(*, folder: Path | None, form: str) -> int:
 def remove_unused(*, days: float, dry_run: bool, form: str) -> int:
     cache = store()
     removed: list[dict[str, object]] = []
-    for path in cache.unused(days):
+    builds = {path: host for path, host in left_folders(build_root()).items() if path.name.startswith(PREFIX)}
+    unknown = [{"path": str(path), "host": host} for path, host in builds.items() if host is not None]
+    for path in (*cache.unused(days), *(path for path, host in builds.items() if host is None)):
         try:
-            size = size_of(path) if dry_run else cache.remove(path)
+            size = size_of(path)
+            gone = dry_run or (remove_left(path) if path in builds else cache.remove(path))
         except OSError as error:
-            raise MissingError(
-                f"{path} cannot be removed: {error.strerror or error}", fix="set DSRUN_CACHE to your own store"
-            ) from error
-        if size:
+            what = f"{path} cannot be removed: {error.strerror or error}"
+            raise MissingError(what, fix="set DSRUN_CACHE to your own store") from error
+        if gone:
             removed.append({"path": str(path), "size": size})
             if form == "text":
                 print_line(f"{'would remove' if dry_run else 'removed'} {path} ({size / 2**20:.1f} MiB)")
+    for each in unknown:
+        print_note(f"{each['path']} stays: only {each['host']}, which made it, knows whether that build goes on")
     if form == "json":
-        print_json({"removed": removed, "dry_run": dry_run})
+        print_json({"removed": removed, "unknown": unknown, "dry_run": dry_run})
     elif not removed:
         print_line(f"{cache.root}: nothing that was unused for {days:g} days")
     return 0

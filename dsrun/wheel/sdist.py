@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.files import DISK_FULL, sha256_of
 from dsrun.system.process.proc import capture
+from dsrun.system.scratch import scratch_folder
 
 _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
@@ -59,8 +59,8 @@ def fetch_sdist(version: str, sha256: str, cache: Path, *, python: str = sys.exe
     if kept.is_file() and sha256_of(kept) == sha256:
         return kept
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".pip-", dir=cache) as work:
-        path = _download(version, sha256, Path(work), python)
+    with scratch_folder("dsrun-pip-", cache) as work:
+        path = _download(version, sha256, work, python)
         if sha256_of(path) != sha256:
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
         path.replace(kept)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -85,3 +87,30 @@ def test_wheel_gc_removes_what_was_not_used(dsrun, environ, tmp_path):
     assert young.exists()
     dsrun("wheel", "gc", "--older-than", "0")
     assert not young.exists()
+
+
+def test_wheel_gc_removes_what_a_killed_build_left(dsrun, environ, tmp_path):
+    """Nothing of a build that goes on, and nothing that was kept; a folder of another machine is named."""
+    environ |= {"DSRUN_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    program = "import os; from dsrun.system.scratch import *\nwith scratch_folder('dsrun-wheel-1-') as folder:\n"
+    program += "    (folder / 'object.o').write_bytes(bytes(1 << 20)); print(folder, flush=True); input()"
+    builds = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    killed, live = (Path(each.stdout.readline().strip()) for each in builds)
+    (tmp_path / "dsrun-wheel-kept").mkdir()
+    builds[0].kill()
+    builds[0].communicate()
+    try:
+        for words, names in (["--dry-run"], [killed]), ([], [killed]), ([], []):
+            answer = json.loads(dsrun("wheel", "gc", "--format", "json", *words).stdout)
+            assert [each["path"] for each in answer["removed"]] == [str(name) for name in names]
+            assert answer["unknown"] == []
+        assert not killed.exists()
+        assert (live / "object.o").exists()
+        assert (tmp_path / "dsrun-wheel-kept").exists()
+    finally:
+        builds[1].communicate("\n")

@@ -24,6 +24,7 @@ from dsrun.models.folder import find
 from dsrun.system.files import parse_json
 from dsrun.system.host import own_programs_first, require_training_packages
 from dsrun.system.process.proc import run_foreground
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root
@@ -94,7 +95,7 @@ def _ask(request: CertifyRequest) -> dict[str, Any] | int:
     """What the program answers; its exit code where it has said itself what is wrong or missing. Raises ToolError where
     it ends otherwise."""
     os.environ.update(own_programs_first(os.environ) | _SHARED | ({} if request.gpus else _WITHOUT_GPU))
-    with tempfile.TemporaryDirectory(prefix="dsrun-certify-") as scratch, tempfile.TemporaryFile() as answer:
+    with scratch_folder("dsrun-certify-") as scratch, tempfile.TemporaryFile() as answer:
         argv = [sys.executable, "-m", PROGRAM, request.as_json(), scratch]
         code = run_foreground(argv, output=answer.fileno(), err=False, limit_s=_MOST_STEPS * request.limit_s)
         for log in sorted(Path(scratch).glob("*.log")) if "--debug" in sys.argv else ():

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsrun.cli.init.run_yaml import scalar
@@ -12,6 +11,7 @@ from dsrun.errors import EXIT_USAGE, UsageError
 from dsrun.recipe.compat.imported_run import ImportedRun, import_run, tool_of
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.runfile import read_mapping
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_error, print_note
 
@@ -29,7 +29,7 @@ def run(*, file: str, tool: str | None, gpus: int, drop: tuple[str, ...], output
     text = "".join(f"{line}\n" for line in _lines(found, file))
     if not found.refused:
         try:
-            with TemporaryDirectory(prefix="dsrun-import-") as folder:
+            with scratch_folder("dsrun-import-") as folder:
                 Path(folder, "run.yaml").write_text(text, encoding="utf-8")
                 found.notes += resolve(["--config", "run.yaml"], Path(folder)).notices
         except UsageError as error:

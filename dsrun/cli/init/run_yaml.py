@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from dsrun.cli.init.data import InitData
@@ -22,6 +21,7 @@ from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.slurm.render.options import options
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.terminal.display import printable
 
 WIDTH = 100
@@ -127,7 +127,7 @@ def _entry(row: Mapping[str, Any], names: Mapping[str, Any]) -> YamlEntry:
 def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
     """The notices of `dsrun train --config` for this text. Raises what it would raise, and what `dsrun render-slurm`
     would raise for its options."""
-    with TemporaryDirectory(prefix="dsrun-init-") as folder:
+    with scratch_folder("dsrun-init-") as folder:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")
         recipe = resolve(["--config", name], Path(folder))

@@ -5,14 +5,12 @@ program) → torch.distributed.run → the ranks. A separate reaper (`dsrun.laun
 the supervisor is killed. docs/launch.md explains signals, detection and decisions.
 """
 
-import fcntl
 import os
 import signal
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -45,6 +43,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import free_port
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.system.terminal.library_noise import NoiseFilter
 from dsrun.system.terminal.log_format import LineFormatter
@@ -65,8 +64,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
     that of the rank that failed first.
     """
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
-        stack.enter_context(_locked(scratch))
+        scratch = stack.enter_context(scratch_folder("dsrun-"))
         outer = job.env.get(variables.STOP_FILE)
         stop_requests = StopRequests(
             scratch / "stop",
@@ -125,18 +123,6 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         # Now all that the program has written is in the log.
         record.end(outcome, supervision.signal_of_end())
         return outcome
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Have systemd-tmpfiles, which clears /tmp of what is ten days old, leave `folder` alone: see tmpfiles.d(5)."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(fd)
 
 
 class _Supervision:

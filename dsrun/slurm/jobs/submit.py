@@ -5,7 +5,6 @@ requeue, a controller that is away for a while, and a controller that has forgot
 """
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.tail import LineTail
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system import slurm
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.slurm import NoAnswerError
 from dsrun.system.terminal.display import NotePrinter
 
@@ -67,9 +67,8 @@ def forecast(output: str) -> str:
 
 
 def _sbatch(options: Sequence[str], script: str) -> CompletedProcess[str]:
-    with tempfile.TemporaryDirectory(prefix="dsrun-") as folder:
-        path = Path(folder) / "job.sh"
-        path.write_bytes(script.encode("utf-8", "surrogateescape"))
+    with scratch_folder("dsrun-") as folder:
+        (path := folder / "job.sh").write_bytes(script.encode("utf-8", "surrogateescape"))
         return slurm.sbatch(options, path)
 
 

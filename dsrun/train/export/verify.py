@@ -4,7 +4,6 @@ Both models run layer by layer with their weights left on disk (accelerate's hoo
 forward and drop them after), so that a proof needs no more memory than the largest layer.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.system.scratch import scratch_folder
 from dsrun.train.base.refusals import refusal
 from dsrun.train.export.final import class_of
 from dsrun.train.export.lora import PREFIX
@@ -31,7 +31,7 @@ def logits_of_export(folder: Path) -> torch.Tensor:
     superfluous or of another shape."""
     config = read_config(folder)
     auto = auto_class(config) if find_whole(str(folder), config) is None else class_of(folder)
-    with tempfile.TemporaryDirectory(prefix="dsrun-export-") as scratch:
+    with scratch_folder("dsrun-export-") as scratch:
         # In its own dtype, else transformers writes it all once more into the scratch folder.
         model, loading_info = auto.from_pretrained(
             folder, device_map={"": "disk"}, offload_folder=scratch, dtype="auto", output_loading_info=True

@@ -1,17 +1,13 @@
 """A wheel for a request: the cached one, else built, checked and cached."""
 
 import re
-import shutil
 import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
+from dsrun.system.scratch import scratch_folder
 from dsrun.wheel.cache import WheelCache
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.compile.output import OnEvent
@@ -30,29 +26,6 @@ def build_root() -> Path:
     """
     root = tempfile.gettempdir()
     return Path(root if _PLAIN.fullmatch(root) else "/tmp")
-
-
-@contextmanager
-def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
-    """An empty folder below `build_root`, removed at the end unless `keep`.
-
-    What killed builds of this request left behind is removed: a lock beside each folder tells whether its build runs.
-    """
-    root = build_root()
-    for lock in root.glob(f"{PREFIX}{key}-*.lock"):
-        # That of a build that runs, or of another user, stays.
-        with suppress(OSError, Timeout), FileLock(lock, timeout=0):
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    path = root / f"{PREFIX}{key}-{uuid.uuid4().hex[:8]}"
-    with FileLock(path.with_suffix(".lock"), mode=0o600):
-        path.mkdir(mode=0o700)
-        try:
-            yield path
-        finally:
-            if not keep:
-                shutil.rmtree(path, ignore_errors=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def cached_build(
@@ -92,7 +65,7 @@ def cached_build(
         with store.staging(key) as staged:
             if force or not any(take_from(place, build, staged, notify) for place in find_links):
                 parts = WheelParts(store.root / "parts", reuse=not force)
-                with build_folder(key, keep=keep) as folder:
+                with scratch_folder(f"{PREFIX}{key}-", build_root(), keep=keep) as folder:
                     if keep:
                         notify(f"compiled in {folder}, which is kept")
                     build_wheel(

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.system import host
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
 from dsrun.wheel.compile.build_environment import WheelRequest, search_paths, unused_flags, without_flags
@@ -88,14 +88,14 @@ def _identified(text: str | None, environ: Mapping[str, str]) -> Iterator[Source
     if found.version:
         yield found
         return
-    with tempfile.TemporaryDirectory(prefix="dsrun-source-") as folder:
+    with scratch_folder("dsrun-source-") as folder:
         yield resolve_source(text, Path(folder) / "source", cache=cache_root(environ) / "sdists")
 
 
 @contextmanager
 def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[CompileProbe]:
     """Looks for headers and libraries with what the build will use."""
-    with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
+    with scratch_folder("dsrun-probe-") as folder:
         home = None
         if context.nvcc:
             home = prepare_home(context.nvcc, context.torch.site_packages, Path(folder) / "cuda", context.cxx)

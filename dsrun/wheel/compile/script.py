@@ -3,11 +3,11 @@
 import base64
 import shlex
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import difference
 from dsrun.wheel.compile.cached import PREFIX, build_root
@@ -29,7 +29,7 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     """
     folder = build_root() / f"{PREFIX}{build.request.key}-{uuid.uuid4().hex[:8]}"
     sdists = str(cache_root(environ) / "sdists")
-    with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
+    with scratch_folder("dsrun-dry-run-") as scratch:
         processes, _ = plan_processes(build, group_ops(build.ops), Path(scratch), environ)
         lines = [
             "#!/bin/sh",

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
+from dsrun.system.scratch import scratch_folder
 
 _TIMEOUT_S = 60.0
 _CACHES = ("ccache", "sccache")
@@ -158,7 +158,7 @@ def has_function(cxx: CxxCompiler, function: str, library: str, *, folders: Sequ
 
 
 def _compiles(cxx: CxxCompiler, source: str, before: Sequence[str], after: Sequence[str] = ()) -> bool:
-    with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
+    with scratch_folder("dsrun-probe-") as folder:
         (Path(folder) / "probe.cpp").write_text(source, encoding="utf-8")
         argv = [str(cxx.path), *before, "probe.cpp", *after]
         try:

@@ -6,7 +6,6 @@ Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 import ast
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
+from dsrun.system.scratch import scratch_folder
 from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, open_wheel
 from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level
@@ -167,7 +167,7 @@ def assignments(text: str) -> dict[str, Any]:
 
 def _libraries(archive: WheelArchive) -> tuple[WheelLibrary, ...]:
     found = []
-    with tempfile.TemporaryDirectory(prefix="dsrun-wheel-") as folder:
+    with scratch_folder("dsrun-wheel-") as folder:
         file = Path(folder, "library")
         for name in archive.names:
             if _LIBRARY.fullmatch(name):

@@ -1,6 +1,5 @@
 """Verify a wheel: its contents, whether it fits this machine, and whether its operations run; and the report."""
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dsrun.findings.translation import translated
 from dsrun.machine.node_comparison import compared
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
+from dsrun.system.scratch import scratch_folder
 from dsrun.system.terminal.layout import aligned_rows
 from dsrun.wheel.verify.archive import UNSAFE, check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
@@ -120,7 +120,7 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> WheelVerifica
 
 
 def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
-    with tempfile.TemporaryDirectory(prefix="dsrun-smoke-test-") as folder:
+    with scratch_folder("dsrun-smoke-test-") as folder:
         with open_wheel(report.path) as archive:
             archive.unpack(Path(folder))
         try:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.system.host import cores, require_training_packages
 from dsrun.system.process.proc import capture
+from dsrun.system.scratch import scratch_folder
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import MemoryComparison, resident, save
 from dsrun.zero.memory.plan import MemoryPlan
@@ -58,7 +58,7 @@ def calibrate(
         raise UsageError(what, fix="plan for the GPUs here")
     if not gpus:
         made, row = _on_cpu(made, row)
-    with tempfile.TemporaryDirectory(prefix="dsrun-calibrate-") as scratch:
+    with scratch_folder("dsrun-calibrate-") as scratch:
         argv = training_argv(made, row, found, Path(scratch), nvme_path=nvme_path, on_gpu=bool(gpus))
         records = _train(argv, Path(scratch))
     return compare(made, row, found, records, on_gpu=bool(gpus), notify=notify)

@@ -4,7 +4,6 @@ and whether DeepSpeed's configuration is for the model as it is."""
 import json
 from collections import Counter
 from collections.abc import Iterator
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel, find
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.scratch import scratch_folder
 from dsrun.train.certify import small
 from dsrun.train.certify.subject import CertifySubject, named_tensors
 from dsrun.train.loop.engine import configuration, hidden_size
@@ -141,7 +141,7 @@ def _loaded(subject: CertifySubject, seed: int) -> Any:
 
 def _saved(model: Any) -> Any:
     """The model after a save, loaded by its own class."""
-    with TemporaryDirectory() as folder:
+    with scratch_folder("dsrun-certify-") as folder:
         model.save_pretrained(folder)
         return type(model).from_pretrained(folder, dtype=model.dtype)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.scratch import scratch_folder
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.counts import RowCounts
@@ -140,7 +140,7 @@ def tokenizer_identity(tokenizer: Any) -> str:
         digest.update(json.dumps(rules, sort_keys=True).encode())
     else:
         # The parts of a slow tokenizer are in its files alone (Marian has two SentencePiece models).
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder("dsrun-tokenizer-") as folder:
             for name in sorted(tokenizer.save_vocabulary(folder)):
                 digest.update(Path(name).read_bytes())
         digest.update(json.dumps(tokenizer.get_added_vocab(), sort_keys=True).encode())
