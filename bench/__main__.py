@@ -12,7 +12,7 @@ from importlib import import_module
 BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder")
 # Only when named: each takes minutes to more than an hour.
 LONG = (
-    "first_step", "tokenise", "prepared", "packed_rows", "memory", "saving", "wheel", "recovery", "watching",
+    "first_step", "tokenise", "prepared", "packed_rows", "memory", "saving", "wheel", "recovery", "scale", "watching",
     "straggler", "translation",
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,16 +98,21 @@ def read_node_status(run: Path) -> tuple[NodeStatus, ...]:
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
 
 
+@cache
+def _typed(kind: type) -> tuple[tuple[str, type | tuple[type, ...], bool], ...]:
+    """The fields of `kind` that hold a number or a text: the name, what fits, and whether None does."""
+    split = ((each.name, *type_text(each).partition(" | ")) for each in fields(kind))
+    return tuple((name, _TYPES[wanted], bool(optional)) for name, wanted, _, optional in split if wanted in _TYPES)
+
+
 def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and texts of `found` that `kind` has. Raises TypeError for one of another type."""
-    known = {}
-    for each in fields(kind):
-        wanted, _, optional = type_text(each).partition(" | ")
-        if each.name in found and wanted in _TYPES:
-            value = known[each.name] = found[each.name]
-            fits = isinstance(value, _TYPES[wanted]) and not isinstance(value, bool)
-            if not fits and not (value is None and optional):
-                raise TypeError(f"{each.name} is {value!r}")
+    known = {name: found[name] for name, _, _ in _typed(kind) if name in found}
+    for name, wanted, optional in _typed(kind):
+        value = known.get(name)
+        fits = isinstance(value, wanted) and not isinstance(value, bool)
+        if name in known and not fits and not (value is None and optional):
+            raise TypeError(f"{name} is {value!r}")
     return known
 
 
