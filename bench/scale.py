@@ -60,7 +60,7 @@ class SimulatedRun(ExitStack):
         print(f"{NODES:,} nodes, {'delays of up to 50 ms, 2% of packets lost' if slow else 'a sound network'}:")
         port = free_ports()
         listener = listen("127.0.0.1", port)
-        self.server = CoordinatorServer(listener, NODES, KEY, run_info={"output": "runs/x"}, recreated=True)
+        self.server = CoordinatorServer(listener, NODES, KEY, run_info={"output": "runs/x"}, recreated=True, notify=str)
         self.callback(self.server.close)
         if slow:
             port = int(self._process("scale_network", port).line("stdout"))

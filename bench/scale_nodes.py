@@ -42,7 +42,7 @@ class SimulatedNode:
     def join(self, _node: int = 0) -> None:
         """Until node 0 lets an attempt begin; a cut connection is made again, as a new supervisor does."""
         while True:
-            self.coordinator = join(self._place, name=f"n{self.node}", key=KEY, timeout_s=LIMIT_S)
+            self.coordinator = join(self._place, name=f"n{self.node}", key=KEY, timeout_s=LIMIT_S, notify=str)
             with suppress(FirstNodeLeft):
                 return self.coordinator.gather()
 

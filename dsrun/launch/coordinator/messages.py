@@ -38,6 +38,9 @@ STRAGGLER_TIMEOUT_S = 60.0
 DECISION_S = 60.0
 """Seconds that node 0 may take to decide when all it waits for is there: it looks at checkpoints on a file server."""
 
+_MOST_NAMED = 8
+"""Nodes in a line."""
+
 EVIDENCE_TIMEOUT_S = 15.0
 """Seconds that a node which has collected evidence of a hang waits for the others: what collecting takes at most."""
 
@@ -159,9 +162,10 @@ def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool =
 
 
 def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
-    """ "node 2 (gpu03)", "nodes 1, 2 (gpu03)": host names where known."""
-    names = [f"{node} ({hosts[node]})" if node in hosts else str(node) for node in nodes]
-    return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    """ "node 2 (gpu03)", "nodes 1, 2 (gpu03)": host names where known; of many the first few."""
+    shown = [f"{node} ({hosts[node]})" if node in hosts else str(node) for node in nodes[:_MOST_NAMED]]
+    more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(shown)}{more}"
 
 
 def decision_from_dict(found: Mapping[str, Any]) -> RunDecision:
@@ -180,7 +184,7 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
     return hashlib.sha256(f"dsrun coordinator\0{run}\0{secret or ''}".encode()).digest()
 
 
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 60.0
 """Seconds in which a new connection must authenticate."""
 
 ANOTHER_RUN = "it belongs to another run, or has another DSRUN_SECRET"

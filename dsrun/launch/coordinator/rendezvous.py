@@ -1,5 +1,6 @@
 """The rendezvous of the supervisors of a run."""
 
+import random
 import secrets
 import socket
 import time
@@ -35,10 +36,15 @@ from dsrun.system.terminal.stderr import print_note
 
 _CONNECT_S = 5.0
 _RETRY_S = 0.3
+_LONGEST_HANDSHAKE_S = 40.0
 
 
 class _AnotherRun(UsageError):
     """Whoever listens there does not know the key of this run."""
+
+
+class _NoAnswer(ConnectionError):
+    """Somebody listens there, and does not answer, or hangs up."""
 
 
 def join(
@@ -57,10 +63,17 @@ def join(
     began = time.monotonic()
     told = began + TELL_S
     why: dict[int, str] = {}
+    handshake_s = _CONNECT_S
     while True:
+        pause = _RETRY_S
         for port in place.coordinator_ports:
             try:
-                return _joined(place, port, name, key)
+                return _joined(place, port, name, key, handshake_s)
+            except _NoAnswer as error:
+                # A node 0 that has more to do than it can would have ever more if all nodes came again at once.
+                why[port] = str(error)
+                handshake_s = min(2 * handshake_s, _LONGEST_HANDSHAKE_S)
+                pause = random.uniform(_RETRY_S, handshake_s)
             except (OSError, TypeError, KeyError, ValueError) as error:
                 why[port] = str(error)
             except _AnotherRun as error:
@@ -78,7 +91,7 @@ def join(
             told = now + TELL_AGAIN_S
             left = timeout_s - (now - began)
             notify(f"waiting for node 0 at {place.host}, for {left:.0f} s more: {_reasons(why)}")
-        time.sleep(min(_RETRY_S, timeout_s))
+        time.sleep(min(pause, timeout_s))
 
 
 def _reasons(why: Mapping[int, str]) -> str:
@@ -91,18 +104,19 @@ def _reasons(why: Mapping[int, str]) -> str:
     )
 
 
-def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> CoordinatorClient:
+def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s: float) -> CoordinatorClient:
     # Tries all addresses of the host name, IPv6 and IPv4.
     connection = PeerConnection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
+    deadline = time.monotonic() + handshake_s
     try:
         # Both sides prove that they have the key: whoever listens on that port instead cannot pass for node 0.
         own_challenge = secrets.token_hex(16)
-        challenge = _first(connection, []).get("challenge")
+        challenge = _first(connection, [], deadline).get("challenge")
         rest: list[PeerMessage] = []
         own = {"node": place.node, "nodes": place.nodes, "host": name, "version": __version__}
         proof = hmac_digest(key, "follower", challenge, place.node, place.nodes)
         connection.send({**own, "challenge": own_challenge, "proof": proof})
-        answer = _first(connection, rest)
+        answer = _first(connection, rest, deadline)
         if "refused" in answer:
             if place.recreated and answer.get("for_now"):
                 raise ConnectionError(str(answer["refused"]))
@@ -120,15 +134,19 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
     return client
 
 
-def _first(connection: PeerConnection, rest: list[PeerMessage]) -> PeerMessage:
-    """The next message; further ones received with it go into `rest`."""
-    deadline = time.monotonic() + _CONNECT_S
+def _first(connection: PeerConnection, rest: list[PeerMessage], deadline: float) -> PeerMessage:
+    """The next message; further ones received with it go into `rest`. Raises _NoAnswer if none comes in time."""
     while time.monotonic() < deadline:
-        messages = connection.receive()
+        try:
+            messages = connection.receive()
+        except TimeoutError:  # of the socket
+            continue
+        except ConnectionError as error:
+            raise _NoAnswer(str(error)) from error
         if messages:
             rest += messages[1:]
             return messages[0]
-    raise TimeoutError("no answer from a supervisor")
+    raise _NoAnswer("no answer from a supervisor")
 
 
 def _joined_and_gathered(

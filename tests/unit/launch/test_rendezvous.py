@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
-from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStart, shared_key
+from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStart, format_nodes, shared_key
 from dsrun.launch.coordinator.rendezvous import join, rendezvous
 from dsrun.launch.coordinator.transport import hmac_digest, listen
 from dsrun.launch.signals import StartupSignals
@@ -343,3 +344,47 @@ def test_named_port_that_is_taken_is_refused(cluster):
         rendezvous(place, StartupSignals(), run_info={}, secret=None, name="machine"),
     ):
         pass
+
+
+class _EnoughTriesError(Exception):
+    pass
+
+
+def _pauses(cluster, monkeypatch, tries):
+    """Between so many tries to join, each time the longest that it may be."""
+    found = []
+
+    def sleep(seconds):
+        found.append(seconds)
+        if len(found) == tries:
+            raise _EnoughTriesError
+
+    monkeypatch.setattr(follower_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(follower_module.random, "uniform", lambda _least, most: most)
+    with pytest.raises(_EnoughTriesError):
+        cluster.follower(1, 2)
+    return found
+
+
+def test_rendezvous_nodes_come_back_less_often_to_one_that_does_not_answer(cluster, monkeypatch):
+    """A thousand of them would keep it from ever answering one."""
+
+    def hang_up():
+        with suppress(OSError):
+            while True:
+                server.accept()[0].close()
+
+    with listen(cluster.host, cluster.port) as server:
+        threading.Thread(target=hang_up, daemon=True).start()
+        assert _pauses(cluster, monkeypatch, 5) == [10, 20, 40, 40, 40]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_rendezvous_nodes_look_often_for_one_that_is_not_there_yet(cluster, monkeypatch):
+    assert len(set(_pauses(cluster, monkeypatch, 5))) == 1
+
+
+def test_line_about_many_nodes_names_few():
+    hosts = {node: f"gpu{node}" for node in range(1024)}
+    assert format_nodes(list(range(1, 1024)), hosts).endswith("8 (gpu8) and 1015 more")
+    assert format_nodes([7], hosts) == "node 7 (gpu7)"
