@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -11,21 +11,29 @@ from dsrun.system.terminal.secrets import masked
 
 # Stands for a dollar sign that this shell does not expand: one in single quotes, or behind a backslash.
 LITERAL_DOLLAR = "\ue000"
+# Stands for one in front of what an earlier shell has expanded to something that is not known.
+EARLIER_DOLLAR = "\ue001"
 ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-DECLARATIONS = ("export", "declare", "local", "readonly")
+DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CLOSING = {"(": ")", "{": "}"}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
+_HEREDOC = re.compile(r"<<-?\s*(['\"\\]?)(\w+)['\"]?")
+_ARRAY = re.compile(r"\w+\+?=")
 
 
 class ShellCommand(NamedTuple):
-    """One simple command: its first line (from 1), its words without quotes, the operator behind it, and its words as
-    they are written."""
+    """One simple command: its first line (from 1), its words without quotes, the operator behind it, its words as they
+    are written, the line of each, and the text of its here-document as the next shell reads it.
+
+    The elements of an array are a command that ends with ")", behind one that ends with NAME= and "(".
+    """
 
     line: int
     words: tuple[str, ...]
     end: str = "\n"
     raw: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+    document: str | None = None
 
     @property
     def assignments(self) -> list[tuple[str, str]]:
@@ -35,8 +43,8 @@ class ShellCommand(NamedTuple):
 
 
 def commands(text: str, line: int = 1) -> list[ShellCommand]:
-    """The simple commands of `text`, whose first line has the number `line`. Bodies of here-documents are left out."""
-    return list(_Scanner(text, line).scan())
+    """The simple commands of `text`, whose first line has the number `line`."""
+    return _Scanner(text, line).scan()
 
 
 def expand(word: str, variables: Mapping[str, str]) -> str:
@@ -57,39 +65,56 @@ class _Scanner:
         self.word: str | None = None
         self.words: list[str] = []
         self.raw: list[str] = []
-        self.start, self.began = line, 0
+        self.lines: list[int] = []
+        self.began = 0
+        self.in_array = False
+        self.found: list[ShellCommand] = []
 
-    def scan(self) -> Iterator[ShellCommand]:
-        heredocs: list[str] = []
+    def scan(self) -> list[ShellCommand]:
+        # The names that end here-documents, whether a shell expands these, and the place of their command.
+        heredocs: list[tuple[str, bool, int]] = []
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == "#" and self.word is None:
                 self._take(self._end_of_line() - self.at)
+            elif self.text.startswith("<<<", self.at):
+                self._end_word()
+                self._take(3)
             elif found := _HEREDOC.match(self.text, self.at):
-                heredocs.append(found[3])
+                heredocs.append((found[2], not found[1], len(self.found)))
                 self._end_word()
                 self._take(len(found[0]))
             elif char == "\n" and heredocs:
+                self._end_command("\n")
                 self._take(1)
-                for name in heredocs:
-                    self._skip_heredoc(name)
+                for each in heredocs:
+                    self._document(*each)
                 heredocs = []
-                yield from self._end_command("\n")
             elif self.word is None and self.text.startswith("\\\n", self.at):
                 self._take(2)
-            elif char in " \t":
+            elif char in " \t" or (char == "\n" and self.in_array):
                 self._end_word()
                 self._take(1)
-            elif char in "\n;|&()" and not self._is_redirection(char):
+            elif char in "\n;|&()" and not (self._is_redirection(char) or self._is_arithmetic() or self._in_test(char)):
                 end = self.text[self.at : self.at + 2] if self.text[self.at : self.at + 2] in ("&&", "||") else char
-                yield from self._end_command(end)
+                self.in_array = char == "(" and bool(_ARRAY.fullmatch(self.word or ""))
+                self._end_command(end)
                 self._take(len(end))
             else:
                 if self.word is None:
-                    self.start = self.start if self.words else self.line
+                    self.lines.append(self.line)
                     self.word, self.began = "", self.at
                 self._piece(char)
-        yield from self._end_command("\n")
+        self._end_command("\n")
+        return self.found
+
+    def _is_arithmetic(self) -> bool:
+        """Whether ((…)) begins here, a command by itself."""
+        return self.word is None and self.text.startswith("((", self.at)
+
+    def _in_test(self, char: str) -> bool:
+        """Whether a character is an operator within [[ … ]]."""
+        return char in "|&()" and "[[" in self.words[:2] and "]]" not in self.words
 
     def _is_redirection(self, char: str) -> bool:
         """Whether an & belongs to >& or &>."""
@@ -117,8 +142,10 @@ class _Scanner:
             self._take(1)
         elif char == "`":
             self.word += self._take(self._find("`", self.at + 1) + 1 - self.at)
-        elif char == "$" and following and following in _CLOSING:
+        elif char in ("$", EARLIER_DOLLAR) and following and following in _CLOSING:
             self.word += self._take(self._matching(self.at + 1) - self.at)
+        elif char == "(":
+            self.word += self._take(self._matching(self.at) - self.at)
         else:
             self.word += self._take(1)
 
@@ -148,10 +175,20 @@ class _Scanner:
         self.line += taken.count("\n")
         return taken
 
-    def _skip_heredoc(self, name: str) -> None:
+    def _document(self, name: str, expanded: bool, owner: int) -> None:
+        """Read a here-document to its end, for the command at the place `owner`."""
+        start = self.at
+        end = start
         while self.at < len(self.text):
+            end = self.at
             if self._take(self._end_of_line() + 1 - self.at).strip() == name:
-                return
+                break
+        else:
+            end = self.at
+        if owner < len(self.found):
+            text = self.text[start:end]
+            text = text.replace("\\$", LITERAL_DOLLAR) if expanded else text.replace("$", LITERAL_DOLLAR)
+            self.found[owner] = self.found[owner]._replace(document=text)
 
     def _end_word(self) -> None:
         if self.word is not None:
@@ -159,11 +196,14 @@ class _Scanner:
             self.raw.append(self.text[self.began : self.at])
         self.word = None
 
-    def _end_command(self, end: str) -> Iterator[ShellCommand]:
+    def _end_command(self, end: str) -> None:
         self._end_word()
         if self.words:
-            yield ShellCommand(self.start, tuple(self.words), end, tuple(self.raw))
-        self.words, self.raw = [], []
+            lines = tuple(self.lines)
+            self.found.append(ShellCommand(lines[0], tuple(self.words), end, tuple(self.raw), lines))
+        elif end == "&" and self.found and self.found[-1].end == ")":  # that of a subshell
+            self.found[-1] = self.found[-1]._replace(end=end)
+        self.words, self.raw, self.lines = [], [], []
 
 
 def command_lines(argv: Sequence[str], changes: Mapping[str, str | None], folder: Path | None = None) -> list[str]:

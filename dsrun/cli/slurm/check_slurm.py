@@ -7,7 +7,7 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.lint.convert import convert
 from dsrun.slurm.lint.read_script import read_script
-from dsrun.slurm.lint.script_check import check_script
+from dsrun.slurm.lint.script_check import check_script, fate
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.lint.codes import printable
@@ -20,6 +20,8 @@ def check(*, file: str, converts: bool, form: str) -> int:
     if converts:
         args = convert(read_script(text), name)
         print_note(command_line(["dsrun", "render-slurm", *args]))
+        for each in check_script(text, printable(name)):
+            print_note(fate(each))
         render = declared_in("slurm/render.toml")
         return int(render.main(list(args), prog_name="dsrun render-slurm", standalone_mode=False) or 0)
     shown = printable(name)

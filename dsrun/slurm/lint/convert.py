@@ -21,7 +21,7 @@ from dsrun.slurm.lint.convert_launch import (
     quoted,
 )
 from dsrun.slurm.lint.convert_setup import ScriptSetup, read_setup
-from dsrun.slurm.lint.launch import ScriptLaunch, rules
+from dsrun.slurm.lint.launch import ScriptCommand, rules
 from dsrun.slurm.lint.read_script import JobScript, SbatchDirective
 from dsrun.slurm.lint.words import PATTERNS, literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
@@ -47,7 +47,7 @@ def convert(script: JobScript, name: str) -> list[str]:
 @dataclass(frozen=True)
 class _Conversion:
     script: JobScript
-    launch: ScriptLaunch
+    launch: ScriptCommand
 
     def arguments(self, file: str) -> list[str]:
         _refuse_shell(self.script)
@@ -201,9 +201,11 @@ def _directive(each: SbatchDirective) -> Iterator[str]:
         yield from ("--signal-lead", signal[1])
     elif each.option == "no-requeue":
         yield "--no-requeue"
-    elif not each.known or each.option in (*RESERVED_OPTIONS, *rules()["convert"]["placed"]):
+    elif not (each.known and each.option) or each.option in (*RESERVED_OPTIONS, *rules()["convert"]["placed"]):
         why = RESERVED_OPTIONS.get(each.option) if each.known else "sbatch has no such option"
-        raise NotConverted(each.line, "option", option=each.option.lstrip("-"), why=f": {why}" if why else "")
+        raise NotConverted(
+            each.line, "option", option=(each.option or each.value or "").lstrip("-"), why=f": {why}" if why else ""
+        )
     elif each.option == "exclusive" and each.value is not None:
         raise NotConverted(each.line, "exclusive", value=each.value)
     elif each.option in flag:

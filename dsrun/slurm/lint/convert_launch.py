@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
 from dsrun.launch.launchers import PYTHON
-from dsrun.slurm.lint.launch import MODULES, ScriptLaunch, rules
+from dsrun.slurm.lint.launch import MODULES, ScriptCommand, rules
 from dsrun.slurm.lint.words import PATTERNS, literal, redirects
 from dsrun.system.shell import ASSIGNMENT, commands, expand
 
@@ -56,7 +56,7 @@ class LaunchReader:
     line: int
     variables: Mapping[str, str]
 
-    def read(self, raw: list[str], launch: ScriptLaunch) -> ScriptProgram:
+    def read(self, raw: list[str], launch: ScriptCommand) -> ScriptProgram:
         """The program of a command that holds `launch`. Raises NotConverted for a part that is not understood."""
         if any(map(redirects, raw)):
             raise NotConverted(self.line, "redirected")
@@ -75,12 +75,12 @@ class LaunchReader:
             raise NotConverted(self.line, "macro", macro=macro)
         count, nodes = rules()["convert"][launch.kind]["counts"] if options else ("", "")
         return ScriptProgram(
-            kind=launch.kind, words=tuple(words), count=options.get(count, ""), nodes=options.get(nodes, ""),
+            kind=str(launch.kind), words=tuple(words), count=options.get(count, ""), nodes=options.get(nodes, ""),
             max_restarts=options.get("max_restarts"), env=tuple(env), srun=srun, has_ranks=has_ranks,
             set_here={variable: options[name] for name, variable in _SETS.items() if options.get(name)},
         )  # fmt: skip
 
-    def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: ScriptLaunch) -> None:
+    def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: ScriptCommand) -> None:
         """What a launcher takes from elsewhere, or gives to the program."""
         if launch.kind == "accelerate" and (file := _accelerate_defaults()):
             raise NotConverted(self.line, "defaults", file=file)
@@ -152,7 +152,7 @@ class LaunchReader:
                 raise NotConverted(self.line, "rank", name=name, given=given[name], slurm=RANKS[name])
         return [each for each in env if each.partition("=")[0] not in RANKS], {"RANK", "WORLD_SIZE"} <= set(ranks)
 
-    def _behind_launcher(self, raw: list[str], launch: ScriptLaunch) -> tuple[dict[str, str], list[str]]:
+    def _behind_launcher(self, raw: list[str], launch: ScriptCommand) -> tuple[dict[str, str], list[str]]:
         """The launcher's options, and the program as `python FILE ARGS`."""
         texts = [literal(each) for each in raw]
         head = PurePosixPath(texts[0] or "") if raw else PurePosixPath()

@@ -1,0 +1,198 @@
+"""What the conditions in rules.toml ask about an sbatch script."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from dsrun.datafiles import SubjectNames, evaluate
+from dsrun.findings.texts import text_of
+from dsrun.messages import suggestion
+from dsrun.slurm.lint.launch import LATE_DOLLAR, ScriptCommand, rules
+from dsrun.slurm.lint.read_script import JobScript, gpus_in
+from dsrun.slurm.render.notation import time_limit
+from dsrun.system.patterns import patterns_beside
+from dsrun.system.shell import LITERAL_DOLLAR
+from dsrun.system.terminal.display import counted
+from dsrun.system.terminal.secrets import is_secret_name
+
+PATTERNS = patterns_beside(__file__, "rules.toml")
+_VALUES = patterns_beside(__file__, "rules.toml", table="values", flags=re.IGNORECASE)
+
+
+def shown(value: Any) -> Any:
+    """A value for a message, as the script has it."""
+    return value.replace(LATE_DOLLAR, "$").replace(LITERAL_DOLLAR, "$") if isinstance(value, str) else value
+
+
+def matches(pattern: str, words: Iterable[str | None]) -> bool:
+    """Whether a pattern of rules.toml is in one of the words."""
+    return any(PATTERNS[pattern].search(word) for word in words if word is not None)
+
+
+def late(text: str | None) -> bool:
+    """Whether a shell on the nodes expands something in a text."""
+    return LATE_DOLLAR in (text or "")
+
+
+def group(pattern: str, text: str, number: int = 1) -> str:
+    """A part of a text that a pattern finds; "" where it finds none."""
+    found = PATTERNS[pattern].search(text)
+    return (found[number] or "") if found else ""
+
+
+def folder_of(path: str | None) -> str:
+    return str(PurePosixPath(path or ".").parent)
+
+
+def close(name: str, known: Iterable[str], ratio: float = 0.8) -> str:
+    """The known name that is most like one; "" for none."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, ratio)), "")
+
+
+_FUNCTIONS = (
+    any, int, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches, late,
+    group, gpus_in, folder_of, close,
+)  # fmt: skip
+
+
+class ScriptFacts:
+    """Functions and names for the conditions about one script."""
+
+    def __init__(self, script: JobScript) -> None:
+        self.script = script
+        self.texts = [(each, shown(" ".join((*each.environment, each.text)))) for each in script.started]
+        tables = {name: rules()[name] for name in ("options", "foreign", "launchers", "set_by")}
+        own = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "terms"}
+        self._names = {each.__name__: each for each in _FUNCTIONS} | {"values": _VALUES} | tables | own
+
+    def terms(self, subject: Any, **attributes: Any) -> SubjectNames:
+        """What an expression about a subject may name."""
+        return SubjectNames(subject, rules()["terms"], this=subject, **self._names, **attributes)
+
+    def number(self, text: str | None) -> int | None:
+        """The whole number that a text stands for in this job, as `$SLURM_NNODES` and `$((2 * 4))` do."""
+        if not text:
+            return None
+        known = SubjectNames(self.script, {})
+        for name, of_script in rules()["slurm_numbers"].items():
+            if name in text and (value := evaluate(of_script, known)) is not None:
+                text = re.sub(rf"[${LATE_DOLLAR}]\{{?{name}\b(:-\d+)?\}}?|\b{name}\b", str(value), text)
+        text = re.sub(rf"^[${LATE_DOLLAR}]\(\((.*)\)\)\Z", r"\1", text).replace("$((", "((").strip()
+        if not PATTERNS["arithmetic"].fullmatch(text):
+            return None
+        try:
+            return int(evaluate(text.replace("/", "//"), {}))
+        except (SyntaxError, ZeroDivisionError, TypeError, ValueError):
+            return None
+
+    def lines(self, pattern: str, below: int = 0, above: int = 1_000_000) -> list[int]:
+        """The lines, between two, of the commands that match a pattern."""
+        found = PATTERNS[pattern]
+        return sorted(each.line for each, text in self.texts if below < each.line < above and found.search(text))
+
+    def neighbour(self, command: ScriptCommand, step: int) -> str:
+        """The text of the command behind (1) or before (-1) one."""
+        at = step + next(at for at, (each, _) in enumerate(self.texts) if each is command)
+        return self.texts[at][1] if 0 <= at < len(self.texts) else ""
+
+    @cached_property
+    def assigned(self) -> dict[str, list[int]]:
+        """The variables that some shell of the job sets, with the lines."""
+        found: dict[str, list[int]] = {}
+        for each in self.script.started:
+            for name, _, _ in each.assignments:
+                found.setdefault(name, []).append(each.line)
+        return found
+
+    def set_below(self, name: str, line: int) -> int:
+        """The first line that sets a variable, if it is below a line; else 0."""
+        first = min(self.assigned.get(name, [0]))
+        return first if first > line else 0
+
+    def late_part(self, command: ScriptCommand) -> str:
+        """A variable in an assignment that gets its value below; "" for none."""
+        return next((each for each in command.unset if self.set_below(each, command.line)), "")
+
+    @property
+    def steps(self) -> bool:
+        """Whether srun starts more than a command that prints."""
+        silent = rules()["convert"]["silent"]
+        return any(each.srun is not None and each.words and each.words[0] not in silent for each in self.script.started)
+
+    def is_referenced(self, name: str) -> bool:
+        """Whether a command other than one that prints uses a variable."""
+        used = re.compile(rf"\$\{{?{name}\b")
+        printing = ("echo", "printf")
+        texts = (
+            "\n".join((*each.raw, each.document or ""))
+            for each in self.script.commands
+            if each.words[0] not in printing
+        )
+        return any(map(used.search, texts))
+
+    def unset_of_slurm(self, command: ScriptCommand) -> str:
+        """A variable in a command that sbatch sets only with an option which the script does not give; "" for none."""
+        text = " ".join((*command.words, *command.environment))
+        text = PATTERNS["arithmetic_text"].sub(lambda each: PATTERNS["bare_slurm"].sub(each[0][0], each[0]), text)
+        for found in PATTERNS["slurm_reference"].finditer(text):
+            name, in_step = found[2], found[1] == LATE_DOLLAR
+            options = rules()["set_by"].get(name, ["?"] if name.startswith("SLURM_STEP") else [])
+            in_step = in_step and (name.startswith("SLURM_STEP") or name in rules()["set_in_steps"])
+            tested = re.search(rf"(\[\[?|test)\s[^\]\n]*\b{name}\b|\b{name}=", self.script.text)
+            if options and not in_step and not tested and not any(map(self.script.get, options)):
+                return str(name)
+        return ""
+
+    def without_value(self, launch: ScriptCommand) -> str:
+        """A variable in a launcher's options that has no value there; "" for none."""
+        own = " ".join(launch.own)
+        found = (name for name in launch.unset if re.search(rf"\{{?\b{name}\b", own))
+        found = (name for name in found if not re.search(rf"\b{name} =", self.script.text))
+        return next((name for name in found if not PATTERNS["of_login"].fullmatch(name)), "")
+
+    def misspelt(self, launch: ScriptCommand) -> str:
+        """A variable in a launch that has no value, and all but the name of one that has; "" for none."""
+        found = (name for name in launch.unset if name not in self.assigned and len(name) > 3)
+        return next((name for name in found if close(name, self.assigned, 0.88)), "")
+
+    def place(self, command: ScriptCommand, flag: str) -> int:
+        """The line where a command has a flag, also one that it takes from a variable; else that of the command."""
+        written = {flag, flag.replace("_", "-"), flag.replace("-", "_").replace("__", "--", 1)}
+        for each in reversed(self.script.commands[: command.at + 1]):
+            texts = [*zip(each.lines, each.raw, strict=True), (each.lines[-1] + 1, each.document or "")]
+            for line, text in texts:
+                for offset, part in enumerate(text.split("\n")):
+                    if any(one in part for one in written):
+                        return line + offset
+        return command.line
+
+    def unknown_option(self, launch: ScriptCommand) -> str:
+        """An option that the launcher does not take; "" for none."""
+        names = [each.replace("_", "-") for each in launch.known_options]
+        options = (word.partition("=")[0] for word in launch.own if word.startswith("--"))
+        return next(
+            (each for each in options if not any(name.startswith(each.replace("_", "-")) for name in names)), ""
+        )
+
+    def signal_trap(self) -> ScriptCommand | None:
+        """The trap for the signal of --signal; without one, that for a signal which only a user asks for."""
+        signal = self.script.get("signal")
+        name = re.sub(r"^[RB]+:", "", signal.value or "").partition("@")[0].removeprefix("SIG") if signal else ""
+        same = {name, *rules()["signal_numbers"].get(name, [])} if signal else {"USR1", "USR2"}
+        traps = (each for each in self.script.started if each.words[:1] == ("trap",))
+        return next((each for each in traps if same & {word.removeprefix("SIG") for word in each.words[2:]}), None)
+
+    def made_below(self, folder: str) -> int:
+        """The line that makes a folder; 0 for none."""
+        makers = (each for each in self.script.commands if each.words[0] == "mkdir")
+        return next(
+            (each.line for each in makers if folder in (str(PurePosixPath(word)) for word in each.words[1:])), 0
+        )
+
+    def handler(self, trap: ScriptCommand) -> str:
+        """The text that a trap runs, with that of the function in it."""
+        text = shown(trap.words[1])
+        return " ; ".join((text, *(told for each, told in self.texts if f"function:{text}" in each.blocks)))
