@@ -29,9 +29,21 @@ def test_convert_prints_a_script_of_render_slurm(dsrun, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=t\n#SBATCH --nodes=2\n")
     assert "dsrun render-slurm --job-name t" in done.stderr
+    assert "no-rendezvous.sh:6: gone in this script: torchrun on 2 nodes" in done.stderr
     rendered = tmp_path / "rendered.sh"
     rendered.write_text(done.stdout)
     assert dsrun("check-slurm", str(rendered)).returncode == 0
+
+
+def test_convert_names_the_faults_that_stay(dsrun, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=48 --gpus-per-node=4\nsrun torchrun t.py\n")
+    done = dsrun("check-slurm", "--convert", str(tmp_path / "job.sh"))
+    fates = [
+        line.rpartition("job.sh:")[2].split(" in this script")[0]
+        for line in done.stderr.splitlines()
+        if " in this script" in line
+    ]
+    assert fates == ["2: still", "3: gone"]
 
 
 def test_missing_file(dsrun):
