@@ -39,6 +39,7 @@ step_nodes=()
 # that they call; without a line `[ -z "$x" ] || …` or `[ -n "$x" ] || …` whose x makes it do nothing in that script.
 choose_nodes() { load_functions spare choose_nodes && choose_nodes; }
 preflight() { load_functions preflight preflight && preflight "$@"; }
+finish_elastic() { load_functions elastic finish_elastic && finish_elastic "$@"; }
 stage_environment() { load_functions stage stage_environment && stage_environment "$@"; }
 
 # load_functions FILE NAME: ends the job unless FILE.bash defines NAME, which would otherwise call itself without end.

@@ -32,6 +32,7 @@ class KubernetesSpec:
     grace: int = 600
     max_pod_failures: int = 3
     max_restarts: int | None = None
+    elastic: str | None = None
     rendezvous_timeout: int | None = None
     deadline: int | None = None
     ttl: int | None = None

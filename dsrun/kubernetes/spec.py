@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -36,6 +36,10 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
         if each.name not in ("env", "secret", "notify", "patch") and secrets.holds_secret(getattr(spec, each.name)):
             message = "a token or password is in it, and everybody can read a job's manifest"
             raise UsageError(f"{where[each.name]}: {message}", fix="remove it")
+    if spec.elastic:
+        from dsrun.recipe.preflight.elastic import nodes_of
+
+        spec = replace(spec, nodes=nodes_of(spec.elastic, spec.nodes, where["elastic"]))
     for name, message, fix in broken_rules(toml_beside(__file__), spec, rule_names()):
         raise UsageError(f"{where[name]}: {message}", fix=fix or None)
     return spec

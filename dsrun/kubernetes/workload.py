@@ -127,6 +127,7 @@ def launch_arguments(spec: KubernetesSpec, workload: TrainingWorkload) -> list[s
     words = ["--nodes", str(spec.nodes), "--master-addr", main_pod(spec)] if spec.nodes > 1 else []
     words += ["--nproc", str(spec.nproc), "--output", run_folder(spec, workload)]
     words += ["--max-restarts", str(spec.max_restarts)] if spec.max_restarts is not None else []
+    words += ["--elastic", spec.elastic] if spec.elastic else []
     words += ["--rendezvous-timeout", str(spec.rendezvous_timeout)] if spec.rendezvous_timeout is not None else []
     words += [word for target in spec.notify for word in ("--notify", target)]
     return [*words, "--", *workload.words]

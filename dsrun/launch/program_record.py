@@ -50,6 +50,7 @@ class ProgramRecord:
         asked: Callable[[], StopRequest | None] = lambda: None,
     ) -> None:
         self._job = job
+        self.ranks = job.world_size
         self._notify = notify
         self._asked = asked
         self._is_asked = False
@@ -68,7 +69,7 @@ class ProgramRecord:
         self._is_going = False
 
     def begin(self, number: int, environ: Mapping[str, str]) -> None:
-        """Attempt `number`, with the environment of its ranks, begins."""
+        """Attempt `number`, of `ranks` with this environment, begins."""
         self._unlock(within_s=0.0)
         if not self._is_ours:
             return
@@ -77,7 +78,7 @@ class ProgramRecord:
             if self._tail.behind:
                 self._tail = FileTail(self._tail.path, begin=None, most=MOST_BYTES, piece=_PIECE)
             environ = {**environ, variables.ATTEMPT: str(number)}
-            name, size = self._job.name, self._job.world_size
+            name, size = self._job.name, self.ranks
             self._event("start", program=name, world_size=size, **attempt(environ), **start_times(environ))
             self._figures, self._told_at, self._is_going = ProgramFigures(self._tail), None, True
 

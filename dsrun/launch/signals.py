@@ -75,11 +75,17 @@ class StopRequests:
 
     def add(self, request: StopRequest, *, announce: bool = True) -> None:
         """Take a request of this machine; or, without `announce`, of another node."""
-        if self._stop is None:
+        if self._stop is None or self._stop.yields_to(request):
             self._stop = request
             write_stop_file(self.file, request)
             if announce:
                 self._announce(request)
+
+    def regrouped(self) -> None:
+        """The ranks have left, to be started again: what they were asked is over."""
+        self.file.unlink(missing_ok=True)
+        if self._stop is not None and self._stop.is_over:
+            self._stop = None
 
     def handle(self, signum: int, frame: FrameType | None = None) -> None:
         """Signal handler."""

@@ -1,12 +1,14 @@
 """What a supervisor is asked to keep running, and what it says in the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from dsrun.launch.refusals import refuse
 from dsrun.launch.supervisor.policy import RestartLimits
+from dsrun.recipe.batch import BatchPlan
+from dsrun.recipe.preflight.elastic import NodeRange
 from dsrun.runs.attempts import RESUME_AUTO
 
 
@@ -57,12 +59,13 @@ class TrainingJob:
     program but dsrun.train: no fallback is applied to it and no sign of life expected of it. `hang_timeout` is in
     seconds, 0 for never, None for the default of `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that
     was asked to stop may take, None for as long as it beats. Without `signals` SIGTERM and SIGUSR1 are no requests to
-    this run, but the program's own affair. `micro_batch` and `accumulation` are those of the recipe, before any
-    fallback. `echo` shows what agent and ranks write, without `echoes_noise` not what libraries say of their own
-    affairs. `imports` are modules that the ranks will load late, for the zygote to load early; one that is missing is
-    skipped. `recipe` is the JSON by which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the
-    command that resumes a stopped run, with `--resume auto` added where `resume`, the value of --resume, is another and
-    something was saved. `saved_batch` is the global batch of the checkpoint that the first attempt resumes from.
+    this run, but the program's own affair. `echo` shows what agent and ranks write, without `echoes_noise` not what
+    libraries say of their own affairs. `imports` are modules that the ranks will load late, for the zygote to load
+    early; one that is missing is skipped. `recipe` is the JSON by which the ranks of dsrun.train train
+    (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run, with `--resume auto` added where
+    `resume`, the value of --resume, is another and something was saved. `saved_batch` is the global batch of the
+    checkpoint that the first attempt resumes from. With `elastic` the run goes on with fewer nodes. `batches` are those
+    of the recipe by the number of nodes, before any fallback.
     """
 
     topology: LocalWorkers
@@ -83,13 +86,17 @@ class TrainingJob:
     terminal_width: int | None = None
     echo: bool = False
     echoes_noise: bool = True
-    micro_batch: int | None = None
-    accumulation: int = 1
     imports: Sequence[str] = ()
     recipe: str | None = None
     again: str = "the same command"
     resume: str = RESUME_AUTO[0]
     saved_batch: int | None = None
+    elastic: NodeRange | None = None
+    batches: Mapping[int, BatchPlan] = field(default_factory=dict)
+
+    def among(self, nodes: Sequence[int]) -> Self:
+        """The job of an attempt in which only `nodes` take part."""
+        return replace(self, nnodes=len(nodes), node_rank=nodes.index(self.node_rank))
 
     @property
     def resumes(self) -> bool:

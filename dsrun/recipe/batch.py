@@ -110,18 +110,27 @@ def _either(numbers: list[int]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def batch_of(recipe: "Recipe", world_size: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
-    """The batch sizes on `world_size` ranks, as `batch_of_groups` has them."""
+def batch_of(
+    recipe: "Recipe", world_size: int, *, of: int | None = None, saved: int | None = None, auto: bool = False
+) -> BatchPlan:
+    """The batch sizes on `world_size` ranks, as `batch_of_groups` has them; `of` are those of all nodes."""
     # How many ranks share a row depends on the model where --sequence-parallel does not say it.
     sharing = recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1
-    return batch_of_groups(recipe, world_size // sharing, saved=saved, auto=auto)
+    return batch_of_groups(recipe, world_size // sharing, of=of and of // sharing, saved=saved, auto=auto)
 
 
-def batch_of_groups(recipe: "Recipe", groups: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
+def batch_of_groups(
+    recipe: "Recipe", groups: int, *, of: int | None = None, saved: int | None = None, auto: bool = False
+) -> BatchPlan:
     """The batch sizes where `groups` take different samples. Steps and the place in the data are counted in global
     batches: one that followed from the number of ranks stays that of the checkpoint to go on from, `saved`. With `auto`
-    a rank begins with its whole share, which is halved where memory runs out. Raises UsageError where they do not
-    divide."""
+    a rank begins with its whole share, which is halved where memory runs out. Where nodes are lost (--elastic), the
+    global batch stays that of all groups, `of`, and no micro batch is larger than theirs. Raises UsageError where they
+    do not divide."""
+    if of and of != groups:
+        whole = batch_of_groups(recipe, of, saved=saved, auto=auto)
+        known = {"world_size": groups, "default_micro": whole.micro_batch}
+        return batch_plan(global_batch_size=whole.global_batch, micro_batch_size=None, accumulation=None, **known)
     spec = recipe.spec
     micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
     accumulation = recipe.hf.get("gradient_accumulation_steps")

@@ -144,6 +144,7 @@ class TrainSpec(EngineOptions):
     trust: bool = False
     max_restarts: int = 3
     hang_timeout: float | None = None
+    elastic: str | None = None
     remedy: bool = True
     on_nan: str = "stop"
     warm: bool = True

@@ -24,8 +24,8 @@ from dsrun.system.terminal.secrets import MASK, masked, masked_values, unmasked_
 VERSION = 1
 
 ABOUT_THE_START = frozenset(
-    {"config", "debug", "dry_run", "explain", "find_port", "force", "log_format", "master_port", "notify", "nproc"}
-    | {"output", "resume", "warm"}
+    {"config", "debug", "dry_run", "elastic", "explain", "find_port", "force", "log_format", "master_port", "notify"}
+    | {"nproc", "output", "resume", "warm"}
 )
 """Flags that say how a run is started, not what it computes."""
 

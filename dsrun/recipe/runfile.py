@@ -41,8 +41,8 @@ def sections() -> dict[str, Mapping[str, RecipeFlag]]:
     otherwise."""
     known = vocabulary()
     zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
-    names = ("nproc", "nproc_per_node", "master_port", "find_port", "max_restarts", "hang_timeout", "remedy", "warm")
-    launch = {name: known[name] for name in names}
+    names = "nproc nproc_per_node master_port find_port max_restarts hang_timeout elastic remedy warm"
+    launch = {name: known[name] for name in names.split()}
     return {"train": known, "zero": zero, "data": {}, "launch": launch, **{name: {} for name in OF_RENDERERS}}
 
 

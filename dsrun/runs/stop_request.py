@@ -14,6 +14,8 @@ from dsrun.system.files import parse_json, replacing
 
 UNKNOWN_SIGNAL = "a signal"
 """For a stop file without content: a full disk, or a program that only touched it."""
+REGROUP = "the return of a node"
+"""For a request that the ranks save and leave, to be started again at once on more machines (--elastic)."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,21 @@ class StopRequest:
     def now(cls, signal: str, rank: int | None = None) -> Self:
         """A request that came to this machine at this moment. For signal handlers, too."""
         return cls(signal, rank, socket.gethostname(), utc_now())
+
+    @property
+    def regroups(self) -> bool:
+        """Whether the run goes on at once."""
+        return self.signal == REGROUP
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left once the run goes on on more machines: it came from the run itself. A node may
+        see that its ranks have left before it hears why."""
+        return self.signal in (REGROUP, UNKNOWN_SIGNAL)
+
+    def yields_to(self, other: "StopRequest | None") -> bool:
+        """Whether `other`, which came later, is the one that counts: somebody's wish, where this is the run's own."""
+        return self.regroups and other is not None and not other.is_over
 
     def __str__(self) -> str:
         """ "SIGTERM", "SIGTERM to rank 3 on gpu07"."""

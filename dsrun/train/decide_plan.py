@@ -11,6 +11,7 @@ from dsrun.engine_options import offloaded_to
 from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
 from dsrun.recipe.batch import BATCH_FLAGS, BatchPlan, batch_of_groups
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
+from dsrun.recipe.preflight.elastic import NodeRange
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
@@ -69,7 +70,7 @@ def decide_plan(
     check_fp8(recipe.spec, precision, deepspeed, world.device)
     sharing = decide_degree(recipe.spec, config, task, world)
     groups = replace(world, size=world.size // sharing)
-    requested = replace(_batch(recipe, groups, saved_batch, notify), sharing=sharing)
+    requested = replace(_batch(recipe, groups, sharing, saved_batch, notify), sharing=sharing)
     if deepspeed is not None and precision == "bf16" and fallback == NO_FALLBACK and not recipe.hf.get("deepspeed"):
         deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, world.device, notify)
     batch = with_smaller_batch(requested, fallback)
@@ -94,10 +95,12 @@ def _with_exact_sums(
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
-def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: NotePrinter) -> BatchPlan:
-    auto = recipe.spec.auto_micro_batch
-    batch = batch_of_groups(recipe, world.size, saved=saved, auto=auto)
-    if batch != batch_of_groups(recipe, world.size, auto=auto):
+def _batch(recipe: Recipe, world: DistributedWorld, sharing: int, saved: int | None, notify: NotePrinter) -> BatchPlan:
+    """Of `world`, whose ranks take different samples, `sharing` of the run's each."""
+    auto, text = recipe.spec.auto_micro_batch, recipe.spec.elastic
+    of = NodeRange.parse(text).most * world.local_size // sharing if text else None
+    batch = batch_of_groups(recipe, world.size, of=of, saved=saved, auto=auto)
+    if batch != batch_of_groups(recipe, world.size, of=of, auto=auto):
         notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return batch
 

@@ -145,7 +145,8 @@ def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:
     # The ranks may have been asked by different signals, or by one at different times: all name the first.
     request = first_request(all_gather_object(run.context.stopping.request))
     run.console.notice(f"stopped by {request}: {f'saved {path.name}' if is_saved else 'left the evaluation'}")
-    run.records.interrupted(step, request)
+    if not request.regroups:
+        run.records.interrupted(step, request)
     if run.plan.world.is_main:
         record_interruption(step, path.name if is_saved else None)
 

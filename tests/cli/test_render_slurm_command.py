@@ -282,3 +282,18 @@ def test_flags_of_sbatch_are_taken_on_the_command_line(dsrun):
 def test_fewer_cpus_than_workers_are_noted(dsrun):
     done = dsrun("render-slurm", "--gpus-per-node", "2", "-c", "1", "--", "./x")
     assert "note: 1 CPU for 2 workers a node: they wait for each other (--cpus-per-task)\n" in done.stderr
+
+
+def test_elastic_job_needs_a_batch_for_each_number_of_nodes(dsrun, here):
+    """Found on the login node, with sizes that work; from run.yaml as from a flag, before or behind `--`."""
+    flags = ["--nproc", "2", "--gpus-per-node", "0"]
+    train = ["train", "--model", "demo-t5", "--global-batch-size"]
+    refused = dsrun("render-slurm", *flags, "--elastic", "2:3", "--", *train, "64")
+    assert refused.returncode == 2
+    assert "60 or 72" in refused.stderr
+    (here / "run.yaml").write_text("train: {model: demo-t5, global_batch_size: 60}\nlaunch: {elastic: '2:3'}\n")
+    given = dsrun("render-slurm", *flags, "--elastic", "2:3", "--", *train, "60")
+    behind = dsrun("render-slurm", *flags, "--", *train, "60", "--elastic", "2:3")
+    for done in (given, behind, dsrun("render-slurm", *flags)):
+        assert {"--nodes=3", "--no-kill"} < {*lines(done)}
+        assert "--elastic 2:3 --" in done.stdout

@@ -80,5 +80,6 @@ def _check_training(recipe: "Recipe", spec: KubernetesSpec) -> None:
     from dsrun.cli.render.training import check_training
     from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 
-    world_size = spec.nodes * (spec.nproc or 1)
-    check_training(with_deepspeed_checked(recipe, world_size), world_size, files=False, packages=False)
+    workers = spec.nproc or 1
+    recipe = with_deepspeed_checked(recipe, spec.nodes * workers)
+    check_training(recipe, spec.nodes, workers, elastic=spec.elastic, files=False, packages=False)

@@ -47,6 +47,8 @@ def over_ssh(
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
         raise refusal("remote.no_ssh")
     restarts = 3 if options.max_restarts is None else options.max_restarts
+    if options.elastic or any(word.startswith("--elastic") for word in program):
+        restarts = sys.maxsize  # the run goes on meanwhile
     with AsyncLineWriter(print_error, timeout_s=STUCK_S) as notify:
         code = run_on_hosts(remotes, max_restarts=restarts, notify=notify)
     signals.is_over = True
@@ -141,7 +143,8 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...], *
     here."""
     own = options.argv("master_addr", "master_port", "nproc")
     program, tokens = _without_tokens(program)
-    argv = [*srun_argv(nodes, os.environ), *SELF, *own, "--", *program]
+    stays = ["--no-kill", "--wait=0", "--kill-on-bad-exit=0"] if options.elastic else []  # the step, without a node
+    argv = [*srun_argv(nodes, os.environ), *stays, *SELF, *own, "--", *program]
     if not options.dry_run:
         if shutil.which("srun") is None:
             raise refusal("remote.no_srun")

@@ -116,8 +116,9 @@ def refuse_secrets(words: Sequence[str], rendering: JobRendering) -> None:
 def given_options(
     job: RenderedProgram, spec: type, values: dict[str, Any], cwd: Path, rendering: JobRendering
 ) -> tuple[Sequence[OptionValue], ...]:
-    """The options of the command line, with those of a launcher's line behind it, and the weaker ones of run.yaml."""
-    flags, section = list(from_flags(spec, values)), from_run_file(job.config, cwd, rendering)
+    """The options of the command line, with those of a launcher's line behind it, the weaker ones of run.yaml, and the
+    training's --elastic."""
+    flags, section = list(from_flags(spec, values)), [*from_run_file(job.config, cwd, rendering), *elastic_of(job)]
     if job.line is None:
         return flags, section
     known = {each.name for each in (*flags, *section)}
@@ -166,6 +167,12 @@ def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tup
     if given:
         print_note(f"options from the {section} section of {config}: {', '.join(each.name for each in given)}")
     return (*given, *restarts)
+
+
+def elastic_of(job: RenderedProgram) -> tuple[OptionValue, ...]:
+    """--elastic of the training, which the job's own options have to fit."""
+    text = job.recipe and job.recipe.spec.elastic
+    return (OptionValue(name="elastic", values=(text,), where="--elastic"),) if text else ()
 
 
 def from_flags(spec: type, values: dict[str, Any]) -> Iterable[OptionValue]:

@@ -8,9 +8,9 @@ from dsrun.cli.render.rendered_job import refuse_secrets
 from dsrun.errors import UsageError
 from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 from dsrun.launch.program import JobProgram, train_program
-from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.recipe.preflight.elastic import batches_by_nodes, node_range
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
@@ -54,16 +54,19 @@ def training_of(args: Sequence[str], cwd: Path, rendering: "JobRendering") -> tu
     return recipe, program
 
 
-def check_training(recipe: Recipe, world_size: int, *, files: bool, packages: bool) -> None:
-    """Raise now what `dsrun train` would raise on the nodes: of `files` and `packages` where they are those of this
-    machine, and of the batch."""
+def check_training(
+    recipe: Recipe, nodes: int, workers: int, *, elastic: str | None, files: bool, packages: bool
+) -> None:
+    """Raise now what `dsrun train` would raise on the nodes, with `workers` on each: of `files` and `packages` where
+    they are those of this machine, and of the batch, where the job is `elastic` for each number of nodes."""
+    world_size = nodes * workers
     if files:
         check_inputs(recipe)
         recipe = with_deepspeed_checked(recipe, world_size)
     if packages:
         check_packages(recipe)
     try:
-        batch_of(recipe, world_size)
+        batches_by_nodes(recipe, node_range(elastic, recipe.spec.elastic, nodes), nodes, workers)
     except UsageError as error:
         # The render command has no such flag.
         place = recipe.sources.get("global_batch_size", DEFAULT)

@@ -84,7 +84,9 @@ def _check_training(recipe: "Recipe", spec: SlurmSpec) -> None:
 
     check_training(
         recipe,
-        spec.nodes * workers(spec),
+        spec.nodes,
+        workers(spec),
+        elastic=spec.elastic,
         files=not (spec.container_image or spec.apptainer),
         packages=uses_own_python(spec),
     )

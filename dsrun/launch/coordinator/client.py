@@ -4,37 +4,34 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+from dsrun.errors import DsrunError
 from dsrun.launch.context import LocalLauncher
-from dsrun.launch.coordinator.messages import (
-    DECISION_S,
-    EVIDENCE_TIMEOUT_S,
-    RENDEZVOUS_TIMEOUT_S,
-    STRAGGLER_TIMEOUT_S,
-    Coordinator,
-    DecideNext,
-    NodeResult,
-    RendezvousError,
-    RunInfo,
-    StoppedBeforeStart,
-    decide_without_server,
-    decision_from_dict,
-)
+from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerConnection, PeerMessage
 from dsrun.launch.supervisor.policy import RunDecision
 from dsrun.runs.stop_request import StopRequest
 
 
-class FirstNodeLeft(RendezvousError):
+class FirstNodeLeft(messages.RendezvousError):
     """Node 0 has gone before all nodes had joined."""
 
 
-class CoordinatorClient(Coordinator, EventLoop):
+class OverWithoutThisNode(messages.StoppedBeforeStart):
+    """The run has ended before it took this node back."""
+
+    def __init__(self, decision: RunDecision) -> None:
+        DsrunError.__init__(self, "the run ended before this node was taken back")
+        self.exit_code = decision.exit_code
+
+
+class CoordinatorClient(messages.Coordinator, EventLoop):
     """The coordinator of the node at `place`, over a connection that node 0 has accepted."""
 
-    def __init__(self, connection: PeerConnection, place: LocalLauncher, *, run_info: RunInfo) -> None:
-        Coordinator.__init__(self, run_info)
+    def __init__(self, connection: PeerConnection, place: LocalLauncher, *, run_info: messages.RunInfo) -> None:
+        messages.Coordinator.__init__(self, run_info)
         EventLoop.__init__(self)
         self.node = place.node
+        self.members = tuple(range(place.nodes))
         self._connection = connection
         self._host = place.host
         self._recreated = place.recreated
@@ -45,7 +42,7 @@ class CoordinatorClient(Coordinator, EventLoop):
         self._left = False
         self._departed = False
         self._decision: RunDecision | None = None
-        self.return_timeout_s = RENDEZVOUS_TIMEOUT_S
+        self.return_timeout_s = messages.RENDEZVOUS_TIMEOUT_S
         """Seconds that node 0 waits for a lost node."""
         self.watch(connection)
         self.begin()
@@ -59,7 +56,9 @@ class CoordinatorClient(Coordinator, EventLoop):
             # A signal handler that notes a request wakes nobody, so this looks for one.
             while not self._began:
                 if request := self.stop_requested():
-                    raise StoppedBeforeStart(request)
+                    raise messages.StoppedBeforeStart(request)
+                if self._decision:
+                    raise OverWithoutThisNode(self._decision)
                 if self._left:
                     what = f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined"
                     raise FirstNodeLeft(what, fix="see its log")
@@ -73,16 +72,16 @@ class CoordinatorClient(Coordinator, EventLoop):
 
     def share_evidence(self, give_up: Callable[[], bool]) -> None:
         self.post(self._connection, {"evidence": True})
-        self.wait_until(lambda: self._evidence_complete or self._left or give_up(), EVIDENCE_TIMEOUT_S)
+        self.wait_until(lambda: self._evidence_complete or self._left or give_up(), messages.EVIDENCE_TIMEOUT_S)
 
     def announce_stop(self, request: StopRequest) -> None:
-        if self._announced is None:
+        if self._announced is None or self._announced.yields_to(request):
             self._announced = request
             self.post(self._connection, {"stop": asdict(request)})
 
-    def report_and_wait(self, ended: NodeResult, decide: DecideNext) -> RunDecision:
+    def report_and_wait(self, ended: messages.NodeResult, decide: messages.DecideNext) -> RunDecision:
         self.post(self._connection, {"ended": asdict(ended)})
-        limit_s = STRAGGLER_TIMEOUT_S + self.return_timeout_s + DECISION_S
+        limit_s = messages.STRAGGLER_TIMEOUT_S + self.return_timeout_s + messages.DECISION_S
         failed_at: float | None = None
         with self.changed:
             while self._decision is None and not self._left:
@@ -93,7 +92,8 @@ class CoordinatorClient(Coordinator, EventLoop):
                 if failed_at is not None and time.monotonic() - failed_at > limit_s:
                     break  # the process there lives, and what decides in it waits for a file server
             decision, self._decision = self._decision, None
-        return decision or decide_without_server(self._host, ended_by_signal=self._departed, recreated=self._recreated)
+        known = {"ended_by_signal": self._departed, "recreated": self._recreated}
+        return decision or messages.decide_without_server(self._host, **known)
 
     def close(self) -> None:
         self.post(self._connection, {"bye": True})
@@ -104,7 +104,7 @@ class CoordinatorClient(Coordinator, EventLoop):
     def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         with self.changed:
             if "begin" in message:
-                self.attempt = int(message["begin"])
+                self.attempt, self.members = int(message["begin"]), tuple(message.get("nodes") or self.members)
                 self._began = True
             elif "abort" in message:
                 self._abort = True
@@ -115,7 +115,9 @@ class CoordinatorClient(Coordinator, EventLoop):
             elif "stop" in message:
                 self._received = StopRequest.from_dict(message["stop"])
             elif "decision" in message:
-                self._decision = decision_from_dict(message["decision"])
+                self._decision = messages.decision_from_dict(message["decision"])
+                self.members = self._decision.nodes or self.members
+                self._forget_regrouping()
                 # Reset here: the next message may already be the next attempt's failure.
                 self._abort = self._hang_elsewhere = self._evidence_complete = False
             elif "bye" in message:

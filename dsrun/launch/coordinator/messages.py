@@ -15,11 +15,8 @@ from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
 from dsrun.launch.coordinator.transport import PeerConnection, PeerMessage, digests_match, hmac_digest
 from dsrun.launch.memory_fallback import MemoryFallback
-from dsrun.launch.supervisor.policy import AttemptFailure, RunDecision
+from dsrun.launch.supervisor.policy import NODE_LOST, AttemptFailure, RunDecision
 from dsrun.runs.stop_request import StopRequest
-
-NODE_LOST = "node_lost"
-"""The cause (docs/diagnose.md) that is the nodes' own, and no failure of the run."""
 
 RunInfo = Mapping[str, str]
 PORT = "port"
@@ -27,6 +24,13 @@ PORT = "port"
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds to wait for all nodes at the start, and for a lost node to come back."""
+
+ELASTIC_START_S = 60.0
+"""Seconds to wait at the start for the nodes that a run can do without (--elastic)."""
+
+RETURN_S, LONGEST_RETURN_S = 10.0, 1800.0
+"""Seconds that a node which came back must have stayed until the run stops to take it in, twice as many after each
+further loss of it, up to the second number: one that comes and goes would cost more steps than it makes."""
 
 TELL_S = 10.0
 """Seconds after which a node that waits for others says so; on a cluster they start within seconds of each other."""
@@ -85,6 +89,8 @@ class Coordinator:
     node = 0
     attempt = 0
     """Number of the first attempt: 0, or more on a node that rejoins a run."""
+    members: tuple[int, ...] = (0,)
+    """The nodes of the attempt, in the order of their ranks; fewer than all where nodes are lost (--elastic)."""
     local_address: str | None = None
     """This machine's address on the network of the nodes; None on a single node."""
     _announced: StopRequest | None = None
@@ -104,6 +110,10 @@ class Coordinator:
         """Whether this node must end its attempt because another node failed or is lost, or its ranks hang."""
         return False
 
+    def must_regroup(self) -> bool:
+        """On node 0: whether nodes have come back that the attempt runs without, and are to be taken in now."""
+        return False
+
     def hang_elsewhere(self) -> bool:
         """Whether `check` is due to ranks that hang: this node must find out where its own are before it ends them."""
         return False
@@ -117,11 +127,19 @@ class Coordinator:
 
     def announce_stop(self, request: StopRequest) -> None:
         """Ask all nodes to save and exit. Safe in a signal handler."""
-        self._announced = self._announced or request
+        if self._announced is None or self._announced.yields_to(request):
+            self._announced = request
 
     def stop_requested(self) -> StopRequest | None:
         """The request that was announced on any node, or None."""
+        if self._announced and self._announced.yields_to(self._received):
+            return self._received
         return self._announced or self._received
+
+    def _forget_regrouping(self) -> None:
+        """The ranks have left, to be started again."""
+        known = (self._announced, self._received)
+        self._announced, self._received = (None if each and each.is_over else each for each in known)
 
     def report_and_wait(self, ended: NodeResult, decide: DecideNext) -> RunDecision:
         """Report this node's result, wait for all nodes, and return the decision of node 0.
@@ -137,7 +155,7 @@ class Coordinator:
 
 def unless_stopped(decision: RunDecision, request: StopRequest | None) -> RunDecision:
     """`decision`, with a restart turned into a stop if the run was asked to stop."""
-    if decision.action == "stop" or request is None:
+    if decision.action == "stop" or request is None or request.regroups:
         return decision
     why = f"{request} came during a restart: the same command resumes from here"
     return replace(decision, action="stop", exit_code=EXIT_RESUME, wait_s=0.0, why=why)
@@ -170,7 +188,7 @@ def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
 
 def decision_from_dict(found: Mapping[str, Any]) -> RunDecision:
     """The inverse of `asdict`; TypeError or KeyError for anything else."""
-    return RunDecision(**{**found, "fallback": MemoryFallback(**found["fallback"])})
+    return RunDecision(**{**found, "fallback": MemoryFallback(**found["fallback"]), "nodes": tuple(found["nodes"])})
 
 
 def shared_key(*, run: str, secret: str | None) -> bytes:

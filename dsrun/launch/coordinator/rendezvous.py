@@ -10,26 +10,9 @@ from contextlib import contextmanager, suppress
 from dsrun import __version__
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator import messages, transport
 from dsrun.launch.coordinator.client import CoordinatorClient, FirstNodeLeft
-from dsrun.launch.coordinator.messages import (
-    PORT,
-    RENDEZVOUS_TIMEOUT_S,
-    TELL_AGAIN_S,
-    TELL_S,
-    Coordinator,
-    RendezvousError,
-    RunInfo,
-    shared_key,
-)
 from dsrun.launch.coordinator.server import CoordinatorServer
-from dsrun.launch.coordinator.transport import (
-    PeerConnection,
-    PeerMessage,
-    allow_open_files,
-    digests_match,
-    hmac_digest,
-    listen,
-)
 from dsrun.launch.signals import StartupSignals
 from dsrun.system.net import claim_port
 from dsrun.system.terminal.stderr import print_note
@@ -52,7 +35,7 @@ def join(
     *,
     name: str,
     key: bytes,
-    timeout_s: float = RENDEZVOUS_TIMEOUT_S,
+    timeout_s: float = messages.RENDEZVOUS_TIMEOUT_S,
     notify: Callable[[str], None] = print_note,
 ) -> CoordinatorClient:
     """Connect to node 0, which may start later than this node; `name` is what messages call this machine, and `notify`
@@ -61,7 +44,7 @@ def join(
     Raises RendezvousError if node 0 cannot be reached within `timeout_s` seconds, UsageError if it rejects this node.
     """
     began = time.monotonic()
-    told = began + TELL_S
+    told = began + messages.TELL_S
     why: dict[int, str] = {}
     handshake_s = _CONNECT_S
     while True:
@@ -82,13 +65,13 @@ def join(
                 why[port] = str(error)
         now = time.monotonic()
         if now - began >= timeout_s:
-            raise RendezvousError(
+            raise messages.RendezvousError(
                 f"rendezvous: node {place.node} could not reach the first node at {place.host} "
                 f"within {timeout_s:.0f} s: {_reasons(why)}",
                 fix="is `dsrun launch` running there, and does a firewall let the port through?",
             ) from None
         if now >= told:
-            told = now + TELL_AGAIN_S
+            told = now + messages.TELL_AGAIN_S
             left = timeout_s - (now - began)
             notify(f"waiting for node 0 at {place.host}, for {left:.0f} s more: {_reasons(why)}")
         time.sleep(min(pause, timeout_s))
@@ -106,15 +89,15 @@ def _reasons(why: Mapping[int, str]) -> str:
 
 def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s: float) -> CoordinatorClient:
     # Tries all addresses of the host name, IPv6 and IPv4.
-    connection = PeerConnection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
+    connection = transport.PeerConnection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
     deadline = time.monotonic() + handshake_s
     try:
         # Both sides prove that they have the key: whoever listens on that port instead cannot pass for node 0.
         own_challenge = secrets.token_hex(16)
         challenge = _first(connection, [], deadline).get("challenge")
-        rest: list[PeerMessage] = []
+        rest: list[transport.PeerMessage] = []
         own = {"node": place.node, "nodes": place.nodes, "host": name, "version": __version__}
-        proof = hmac_digest(key, "follower", challenge, place.node, place.nodes)
+        proof = transport.hmac_digest(key, "follower", challenge, place.node, place.nodes)
         connection.send({**own, "challenge": own_challenge, "proof": proof})
         answer = _first(connection, rest, deadline)
         if "refused" in answer:
@@ -123,7 +106,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
             refused = UsageError if answer.get("ours") else _AnotherRun
             what = f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}"
             raise refused(what, fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET")
-        if not digests_match(answer.get("proof"), hmac_digest(key, "leader", own_challenge)):
+        if not transport.digests_match(answer.get("proof"), transport.hmac_digest(key, "leader", own_challenge)):
             raise ConnectionError("the server there is not node 0 of this run")
     except BaseException:
         connection.close()
@@ -131,21 +114,25 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
     client = CoordinatorClient(connection, place, run_info=dict(answer.get("welcome") or {}))
     for message in rest:
         client.on_message(connection, message)
+    if answer.get("begun"):
+        print_note(f"node {place.node}: the run has begun, and takes this node in at its next restart")
     return client
 
 
-def _first(connection: PeerConnection, rest: list[PeerMessage], deadline: float) -> PeerMessage:
+def _first(
+    connection: transport.PeerConnection, rest: list[transport.PeerMessage], deadline: float
+) -> transport.PeerMessage:
     """The next message; further ones received with it go into `rest`. Raises _NoAnswer if none comes in time."""
     while time.monotonic() < deadline:
         try:
-            messages = connection.receive()
+            received = connection.receive()
         except TimeoutError:  # of the socket
             continue
         except ConnectionError as error:
             raise _NoAnswer(str(error)) from error
-        if messages:
-            rest += messages[1:]
-            return messages[0]
+        if received:
+            rest += received[1:]
+            return received[0]
     raise _NoAnswer("no answer from a supervisor")
 
 
@@ -178,8 +165,8 @@ def _listen(place: LocalLauncher) -> tuple[int, socket.socket]:
     *others, last = (each for each in place.coordinator_ports if each != port)
     for candidate in others:
         with suppress(UsageError):
-            return port, listen(place.host, candidate)
-    return port, listen(place.host, last)
+            return port, transport.listen(place.host, candidate)
+    return port, transport.listen(place.host, last)
 
 
 @contextmanager
@@ -187,30 +174,31 @@ def rendezvous(
     place: LocalLauncher,
     early: StartupSignals,
     *,
-    run_info: RunInfo,
+    run_info: messages.RunInfo,
     secret: str | None,
     name: str,
-    timeout_s: float = RENDEZVOUS_TIMEOUT_S,
-) -> Iterator[Coordinator]:
+    timeout_s: float = messages.RENDEZVOUS_TIMEOUT_S,
+    least: int | None = None,
+) -> Iterator[messages.Coordinator]:
     """The coordinator, once all nodes have joined.
 
     `run_info` is used on node 0 only; `name` is this machine's name in messages; `early` forwards signals that come
-    before the body handles them. Raises StoppedBeforeStart if another node was signalled, RendezvousError if nodes are
-    missing, UsageError if they were started with different settings.
+    before the body handles them; `least` nodes are enough to go on. Raises StoppedBeforeStart if another node was
+    signalled, RendezvousError if nodes are missing, UsageError if they were started with different settings.
     """
-    coordinator: Coordinator | None = None
+    coordinator: messages.Coordinator | None = None
     try:
-        key = shared_key(run=place.run, secret=secret)
+        key = messages.shared_key(run=place.run, secret=secret)
         if place.nodes == 1:
-            coordinator = Coordinator(run_info)
+            coordinator = messages.Coordinator(run_info)
             early.forward_to(coordinator)
         elif place.node == 0:
-            allow_open_files(place.nodes)
+            transport.allow_open_files(place.nodes)
             port, listener = _listen(place)
             coordinator = CoordinatorServer(
                 listener, place.nodes, key,
-                run_info={**run_info, PORT: str(port)}, timeout_s=timeout_s,
-                returns=place.returns, recreated=place.recreated,
+                run_info={**run_info, messages.PORT: str(port)}, timeout_s=timeout_s,
+                returns=place.returns, recreated=place.recreated, least=least,
             )  # fmt: skip
             early.forward_to(coordinator)
             coordinator.gather()

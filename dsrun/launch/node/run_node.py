@@ -106,6 +106,7 @@ def _run_supervised(
         secret=os.environ.get(variables.SECRET),
         name=os.environ.get("SLURMD_NODENAME") or hostname(),
         timeout_s=rendezvous_timeout_s,
+        least=work.elastic.least if work.elastic else None,
     )
     try:
         with joining as coordinator, ExitStack() as stack:
@@ -206,6 +207,7 @@ def _job(
         host=place.host,
         port=port,
         saved_batch=int(saved_batch) if saved_batch else None,
+        elastic=work.elastic,
         terminal_width=terminal_width(sys.stderr),
     )
     return job, changes

@@ -23,8 +23,8 @@ from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
-from dsrun.recipe.batch import batch_of
 from dsrun.recipe.group_timeout import group_timeout_s
+from dsrun.recipe.preflight.elastic import NodeRange, batches_by_nodes, node_range, with_range
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name
@@ -54,12 +54,13 @@ class LaunchOptions(LaunchRequest):
     debug: bool = False
     notify: tuple[str, ...] = ()
     log_format: str | None = None
+    elastic: str | None = None
     tied: bool = False
 
     def argv(self, *names: str, defaults: bool = True) -> list[str]:
         """The options `names`, and those that every node's supervisor needs, as command-line arguments; those that have
         their default only with `defaults`."""
-        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
+        names = (*names, "output", "max_restarts", "hang_timeout", "elastic", "rendezvous_timeout", "force", "debug")
         found = [word for target in self.notify for word in ("--notify", target)]
         for name in names:
             value = getattr(self, name)
@@ -79,7 +80,7 @@ class NodeProgram:
     TrainingJob from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
     program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
     `name` is that of the model or program in messages, which go to the targets `notify`. `env` are the variables that
-    another launcher's line has set, for --dry-run.
+    another launcher's line has set, for --dry-run. With `elastic` it goes on with fewer machines.
     """
 
     topology: LocalWorkers
@@ -94,6 +95,7 @@ class NodeProgram:
     name: str = ""
     notify: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    elastic: NodeRange | None = None
 
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> LocalWorkers:
@@ -113,7 +115,9 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
     group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
-    batch_of(recipe, nodes * topology.workers)  # refused here, before anything starts
+    elastic = node_range(options.elastic, spec.elastic, nodes)
+    recipe = with_range(recipe, elastic)
+    batches_by_nodes(recipe, elastic, nodes, topology.workers)  # refused here, before anything starts
     return NodeProgram(
         topology=topology,
         output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
@@ -125,6 +129,7 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
         recipe=recipe,
         name=spec.model or spec.model_type or "the model",
         notify=(*options.notify, *spec.notify),
+        elastic=elastic,
     )
 
 
@@ -136,6 +141,7 @@ def training_job(
     run: Path,
     env: Mapping[str, str],
     nnodes: int = 1,
+    elastic: NodeRange | None = None,
     **place: Any,
 ) -> TrainingJob:
     """The job of dsrun's own workers; `place` are further fields of TrainingJob.
@@ -143,7 +149,6 @@ def training_job(
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
     spec = recipe.spec
-    batch = batch_of(recipe, nnodes * topology.workers)
     restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts
     return TrainingJob(
         topology=topology,
@@ -156,8 +161,8 @@ def training_job(
         hang_timeout=spec.hang_timeout if options.hang_timeout is None else options.hang_timeout,
         warm=spec.warm and options.warm,
         echo=spec.debug or options.debug,
-        micro_batch=batch.micro_batch,
-        accumulation=batch.accumulation,
+        elastic=elastic,
+        batches=batches_by_nodes(recipe, elastic, nnodes, topology.workers, saved=place.get("saved_batch")),
         imports=_late_imports(recipe),
         again="the same command" + ("" if options.output else f" with --output {shlex.quote(str(run))}"),
         resume=spec.resume,
@@ -207,7 +212,7 @@ def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> N
     """What each of `nodes` machines runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
     environment_output = os.environ.get(variables.OUTPUT)
     if not program.trains:
-        return _external_work(replace(options, output=options.output or environment_output), program)
+        return _external_work(replace(options, output=options.output or environment_output), program, nodes)
     recipe = checked_recipe(list(program.args))
     named = recipe.spec.output
     if options.output and named and options.output != named:
@@ -215,9 +220,10 @@ def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> N
     return training_work(recipe, replace(options, output=options.output or named or environment_output), nodes=nodes)
 
 
-def _external_work(options: LaunchOptions, program: JobProgram) -> NodeProgram:
+def _external_work(options: LaunchOptions, program: JobProgram, nodes: int) -> NodeProgram:
     """Any program but dsrun's own training."""
     topology = local_topology(options.nproc, use_cpu=False)
+    elastic = node_range(options.elastic, None, nodes)
     restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
     return NodeProgram(
         topology=topology,
@@ -229,6 +235,7 @@ def _external_work(options: LaunchOptions, program: JobProgram) -> NodeProgram:
         require=partial(_require, program),
         name=program.name,
         notify=options.notify,
+        elastic=elastic,
         job=partial(
             TrainingJob,
             topology=topology,

@@ -17,7 +17,7 @@ from dsrun.launch.supervisor.watchdog import Activity, RankHang, Watchdog
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import RankHeartbeat, read_beats
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.stop_request import REGROUP, StopRequest
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
 
@@ -39,11 +39,12 @@ _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
 class RunAttempt:
-    """Attempt number `number`."""
+    """Attempt number `number`, of the nodes that take part in it now."""
 
     def __init__(self, context: AttemptContext, number: int) -> None:
         self.job = job = context.job
         self.number = number
+        self._placed = job.among(context.others.members) if job.nnodes > 1 else job
         self._folder = context.scratch / f"attempt-{number}"
         self._stop_requests = context.stop_requests
         self._log_begins = context.log.stat().st_size if context.log.exists() else 0
@@ -82,8 +83,9 @@ class RunAttempt:
         if self.job.topology.device == "cuda":
             # Where torch makes a named pipe for each rank, by which it is asked for the flight recorder's dump.
             own |= {name: str(self._folder / "dump-") for name in [PIPE_VARIABLE] if name not in env}
+        own |= {"NODE_RANK": str(self._placed.node_rank)} if self.job.external and "NODE_RANK" in env else {}
         self._env = {**env, **own}
-        arguments = run_arguments(self.job, attempt=self.number, port=port, logs=self._folder / "agent")
+        arguments = run_arguments(self._placed, attempt=self.number, port=port, logs=self._folder / "agent")
         agent = starter.start(arguments, self._env, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)
@@ -192,6 +194,8 @@ class RunAttempt:
             return True
         if self._stop_requests.interrupted:
             return self._interrupt()
+        if self._trains() and self._context.others.must_regroup():
+            self._context.others.announce_stop(StopRequest.now(REGROUP))
         request = self._context.others.stop_requested()
         if request is not None:
             self._stop_requests.add(request, announce=False)
@@ -200,6 +204,11 @@ class RunAttempt:
             request = StopRequest()
             self._stop_requests.add(request)
         return request is not None and self._forward(request, agent)
+
+    def _trains(self) -> bool:
+        """Whether all ranks can save now. Of a program of the user's own nobody knows: it is not asked to leave."""
+        beats = [self._beats.get(rank) for rank in self._alive()]
+        return not self.job.external and bool(beats) and all(beat and beat.phase == "training" for beat in beats)
 
     def _interrupt(self) -> bool:
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """What an attempt is given, and how it ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class AttemptContext:
     """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
     family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look,
     `observe` what is to be shown of it, `record_failing` is called when an attempt has failed and nothing is ended yet,
-    and `waiting` with a line about what is waited for and the seconds that are left to it."""
+    `waiting` with a line about what is waited for and the seconds that are left to it, and `attend` with the nodes of
+    the next attempt, if these are others than before."""
 
     job: TrainingJob
     scratch: Path
@@ -51,3 +52,4 @@ class AttemptContext:
     record_failing: Callable[[int, AttemptResult], None] = lambda _attempt, _result: None
     waiting: Callable[[str, float], None] = lambda _line, _seconds: None
     observe: RankObserver = lambda _attempt, _beats, _pids: None
+    attend: Callable[[Sequence[int]], None] = lambda _nodes: None

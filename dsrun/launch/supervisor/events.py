@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
 from dsrun.monitoring.straggler import Straggler
+from dsrun.recipe.batch import BatchPlan
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder
@@ -23,6 +24,7 @@ from dsrun.runs.lock import trainer_of
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
+from dsrun.system.files import replacing
 from dsrun.system.terminal.library_noise import NoiseFilter
 from dsrun.system.terminal.log_format import LineFormatter, write_stderr
 
@@ -136,6 +138,25 @@ class RunEventWriter:
             slowdown=found.slowdown, chronic=found.is_chronic, stalls=found.stalls or None, lost_s=found.lost_s,
             message=found.message,
         )  # fmt: skip
+
+    def regrouped(self, before: Collection[int], now: Collection[int], *, of: int, batch: BatchPlan | None) -> None:
+        """On the first node: print and record that the next attempt begins without nodes, or with some again; the
+        script of a SLURM job may bring back those that are missing."""
+        gone, back = sorted({*before} - {*now}), sorted({*now} - {*before})
+        size, missing = len(now), " ".join(str(node) for node in range(of) if node not in now)
+        each: dict[str, Any] = {"nodes": size, "of": of, "gone": gone or None, "back": back or None}
+        if batch:
+            each |= {"micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
+        shared, step = os.environ.get(variables.FAILURES), os.environ.get("SLURM_STEP_ID")
+        if shared and step:
+            with suppress(OSError), replacing(Path(shared, "missing-nodes")) as partial:
+                partial.write_text(f"{step} {missing}\n")
+        who = f"{size} of {of} nodes" + (f", without {missing}" if missing else "")
+        self._notify(who + (f": batch {batch.sentence('rank')}" if batch else ""))
+        if gone:
+            self._write("nodes_reduced", **each)
+        else:
+            self._write("nodes_restored", **each)
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt, or not the next one that was to come."""

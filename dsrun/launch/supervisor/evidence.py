@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,19 +42,20 @@ def explain_hang(hang: RankHang, folder: Path, ranks: Collection[int]) -> RankHa
     return hang
 
 
-def explain_hang_of_nodes(failure: AttemptFailure, folder: Path, workers: int) -> AttemptFailure:
-    """On the first node: the same for the ranks of all nodes, `workers` on each; writes summary.txt into `folder`."""
+def explain_hang_of_nodes(failure: AttemptFailure, folder: Path, workers: int, nodes: Sequence[int]) -> AttemptFailure:
+    """On the first node: the same for the ranks of all `nodes`, `workers` on each; writes summary.txt into `folder`."""
     with suppress(OSError):
         standings = read_standings(folder)
         where = summary(standings)
         if where and failure.rank is not None:
             lines = [f"{name_ranks(group.ranks)}: {group.name}\n" for group in groups(standings)]
             (folder / SUMMARY_FILE).write_text("".join(lines), encoding="utf-8")
-            if all(each.rank // workers == failure.node for each in standings):
+            if all(nodes[each.rank // workers] == failure.node for each in standings):
                 return failure
             rank = blamed(standings, failure.rank)
+            node = nodes[rank // workers]
             silent = f"no sign of life for {failure.detected_s:.0f} s: " if failure.detected_s else ""
-            return replace(failure, rank=rank, node=rank // workers, message=f"rank {rank} hangs: {silent}{where}")
+            return replace(failure, rank=rank, node=node, message=f"rank {rank} hangs: {silent}{where}")
     return failure
 
 

@@ -9,6 +9,8 @@ from dsrun.diagnosis.rules import UNKNOWN, FailureCause, cause_named
 from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
 from dsrun.launch.memory_fallback import MemoryFallback
 
+NODE_LOST = "node_lost"
+"""The cause (docs/diagnose.md) that is the nodes' own, and no failure of the run."""
 LONGEST_WAIT = 60.0
 # Restarts that may follow one another without a new checkpoint in between.
 STALLED = 2
@@ -49,10 +51,12 @@ class AttemptFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """What the user allows: restarts after transient failures, and changes that make the run need less memory."""
+    """What the user allows: restarts after transient failures, changes that make the run need less memory, and the
+    loss of so many nodes (--elastic), which is no restart of these then."""
 
     max_restarts: int = 3
     remedy: bool = True
+    losses: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ class RunDecision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
     `cause` is the last failure's, or deterministic_crash where its history shows so. `saved_batch` is the global batch
-    of the checkpoint that the next attempt resumes from.
+    of the checkpoint that the next attempt resumes from, `nodes` those that take part in it.
     """
 
     action: Literal["restart", "stop"]
@@ -70,6 +74,7 @@ class RunDecision:
     fallback: MemoryFallback
     cause: str = ""
     saved_batch: int | None = None
+    nodes: tuple[int, ...] = ()
 
 
 def decide(
@@ -167,17 +172,18 @@ def _restarted(
     """Another attempt, as long as restarts are left and the run gets on."""
     last = history[-1]
     title = _title(last)
-    done = sum(_counts(failure) for failure in history[:-1])
-    if done >= limits.max_restarts:
+    expected = (NODE_LOST,) if limits.losses else ()
+    done = sum(_counts(failure) and failure.cause not in expected for failure in history[:-1])
+    if done >= limits.max_restarts and last.cause not in expected:
         return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", fallback, last)
     stalled = _since_progress(history, progress)
-    if stalled > STALLED and progress[-1] is not None:
-        why = f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help"
+    if stalled > STALLED + limits.losses and progress[-1] is not None:
+        why = f"{title}; {stalled - 1} restarts brought no new checkpoint, so another would not help"
         return _stop(why, fallback, last)
     # The exponent is bounded too: --max-restarts is not, and 2.0 ** 1024 is an OverflowError.
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
-    order = f"restart {done + 1} of at most {limits.max_restarts}"
-    why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"
+    order = "" if last.cause in expected else f" (restart {done + 1} of at most {limits.max_restarts})"
+    why = f"{title}: {_beginning(progress)} in {wait:.0f} s{order}"
     return RunDecision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, fallback=fallback)
 
 

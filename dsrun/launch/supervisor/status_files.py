@@ -4,9 +4,9 @@ block without holding the run up."""
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Self
@@ -104,6 +104,11 @@ class StatusWriter:
             with suppress(Full):
                 self._samples.put_nowait(sample)
 
+    def attend(self, nodes: Collection[int]) -> None:
+        """Only `nodes` take part from now on: what the others have left is not true any more."""
+        self._job = replace(self._job, nnodes=len(nodes))
+        self._remove_others(nodes)
+
     def _work(self) -> None:
         import psutil
 
@@ -154,9 +159,14 @@ class StatusWriter:
             return
         with suppress(OSError):
             requests_folder(self._job.run).mkdir(parents=True, exist_ok=True)
+        self._remove_others(range(self._job.nnodes))
+
+    def _remove_others(self, nodes: Collection[int]) -> None:
+        if self._job.node_rank:
+            return
         for file in (self._job.run / FOLDER).glob("node-*.json"):
             number = file.stem.removeprefix("node-")
-            if number.isdigit() and int(number) >= self._job.nnodes:
+            if number.isdigit() and int(number) not in nodes:
                 with suppress(OSError):
                     file.unlink()
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.launch.coordinator.messages import NODE_LOST, Coordinator, NodeResult
-from dsrun.launch.memory_fallback import shrink
+from dsrun.launch.coordinator.messages import Coordinator, NodeResult
+from dsrun.launch.memory_fallback import MemoryFallback, shrink
 from dsrun.launch.program_record import ProgramRecord
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
@@ -30,7 +30,7 @@ from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, Ru
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
-from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, decide, exit_code
+from dsrun.launch.supervisor.policy import CONFIGURATION, NODE_LOST, AttemptFailure, RunDecision, decide, exit_code
 from dsrun.launch.supervisor.status_files import StatusWriter
 from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.launch.workers.agent import WORKER_IMPORTS, AgentStarter, SpawnStarter, ZygoteStarter
@@ -110,6 +110,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
             waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
             record_failing=failing,
+            attend=status_writer.attend,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         as_json = is_json(job.env)
@@ -135,6 +136,7 @@ class _Supervision:
         self._stop_requests = context.stop_requests
         self._event_writer = event_writer
         self._record = record
+        self._members: Sequence[int] = range(job.nnodes)
         self._number = context.others.attempt
         self._env = self._environment()
         self._starter: AgentStarter = SpawnStarter(sink)
@@ -179,6 +181,7 @@ class _Supervision:
         try:
             while True:
                 self._progress.append(self._newest())
+                self._tell_members()
                 end = self._attempt()
                 self._record.over()
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
@@ -194,6 +197,8 @@ class _Supervision:
                     if first and not self._job.external and decision.exit_code not in (0, EXIT_RESUME):
                         self._event_writer.clean_up()
                     return self._outcome(end, decision)
+                if self._job.elastic:
+                    self._stop_requests.regrouped()
                 self._number += 1
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
                 if not self._pause(decision.wait_s) or not self._gpus_are_free():
@@ -201,6 +206,17 @@ class _Supervision:
         finally:
             self._coordinator.close()
             reaper.end(self._context.run_id)
+
+    def _tell_members(self) -> None:
+        """Record with which nodes the attempt begins, where these are others than before."""
+        before, self._members = self._members, self._coordinator.members
+        if not self._job.elastic or tuple(before) == self._members:
+            return
+        self._record.ranks = len(self._members) * self._job.topology.workers
+        self._context.attend(self._members)
+        if self._job.node_rank == 0:
+            batch = self._job.batches.get(len(self._members))
+            self._event_writer.regrouped(before, self._members, of=self._job.nnodes, batch=batch)
 
     def _attempt(self) -> AttemptResult | None:
         """One attempt; None when no other one is wanted."""
@@ -239,7 +255,7 @@ class _Supervision:
         failure = first_of_nodes([each.failure for each in ended if each.failure])
         if failure and failure.cause == "rank_hung":
             folder = evidence_folder(self._job.run, self._number)
-            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
+            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers, self._coordinator.members)
         left = failure is not None and (failure.exit_code < 0 or failure.cause in _LEFT_BEHIND)
         if failure and left and self._event_writer.has_finished():
             # All that the run was to make is there; only its processes did not come to their end. One that ends with a
@@ -249,6 +265,9 @@ class _Supervision:
         if failure is None:
             # One that was asked to stop while it ended may have come to its end all the same.
             stop_requested = any(each.interrupted for each in ended) and not self._event_writer.has_finished()
+            request = self._coordinator.stop_requested()
+            if stop_requested and request and request.regroups:
+                return self._regrouped(fallback)
             if not stop_requested:
                 self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
@@ -261,19 +280,26 @@ class _Supervision:
         if failure.step is None:
             failure = replace(failure, step=self._record.step)
         self._history.append(failure)
-        micro = self._job.micro_batch
-        if micro is not None:
-            micro, _ = shrink(micro, self._job.accumulation, fallback.halvings)
-        limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
+        batch, elastic = self._job.batches.get(len(self._members)), self._job.elastic
+        micro = shrink(batch.micro_batch, batch.accumulation, fallback.halvings)[0] if batch else None
+        remedy = self._job.limits.remedy and not self._job.external
+        limits = replace(self._job.limits, remedy=remedy, losses=elastic.most - elastic.least if elastic else 0)
         decision = decide(
             self._history, limits, progress=[*self._progress, self._newest()], fallback=fallback, micro_batch=micro
         )
         self._event_writer.failed(failure, decision, attempt=self._number)
         self._will_restart = decision.action == "restart"
-        if self._will_restart and not self._job.external:
-            environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
-            decision = replace(decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ))
-        return decision
+        return self._with_saved_batch(decision) if self._will_restart and not self._job.external else decision
+
+    def _regrouped(self, fallback: MemoryFallback) -> RunDecision:
+        """The ranks have saved and left, for nodes that are back."""
+        self._progress.pop()  # an attempt that has not failed
+        why = f"nodes are back: again from step {self._newest() or 0}"
+        return self._with_saved_batch(RunDecision(action="restart", exit_code=EXIT_RESUME, why=why, fallback=fallback))
+
+    def _with_saved_batch(self, decision: RunDecision) -> RunDecision:
+        environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
+        return replace(decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ))
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; False when a signal says that there is none."""

@@ -7,14 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.launch.supervisor.phase_limits import (
-    BUSY_S,
-    SHORTEST_S,
-    UNKNOWN_S,
-    PhaseLimits,
-    busy_limit,
-    computing_counts,
-)
+from dsrun.launch.supervisor import phase_limits
 from dsrun.launch.supervisor.reaper import stat_fields
 from dsrun.runs.heartbeat import RankHeartbeat
 
@@ -46,7 +39,7 @@ class Watchdog:
     """Looks at all ranks of this machine again and again. `limits` says how long each may be silent; `beat_expected`:
     a rank that gives no first beat hangs too."""
 
-    def __init__(self, limits: PhaseLimits, *, beat_expected: bool = False) -> None:
+    def __init__(self, limits: phase_limits.PhaseLimits, *, beat_expected: bool = False) -> None:
         self._limits = limits
         self._timeout = limits.hang_timeout
         self._beat_expected = beat_expected
@@ -97,7 +90,7 @@ class Watchdog:
     def _silent(self, beat: RankHeartbeat, now: float, computed: Mapping[int, float]) -> float:
         """Seconds without a sign of life."""
         last = max(beat.time, self._since)
-        if computing_counts(beat) and now - last <= busy_limit(beat, self._timeout):
+        if phase_limits.computing_counts(beat) and now - last <= phase_limits.busy_limit(beat, self._timeout):
             last = max(last, computed.get(beat.rank, last))
         return now - last
 
@@ -109,15 +102,15 @@ class Watchdog:
             return None
         for rank, since in self._seen.items():
             last = max(since, self._since)
-            if now - last <= BUSY_S:
+            if now - last <= phase_limits.BUSY_S:
                 last = max(last, computed.get(rank, last))
-            if rank not in beats and now - last > UNKNOWN_S:
-                return RankHang(rank=rank, silent_s=now - last, limit_s=UNKNOWN_S, stopped=False)
+            if rank not in beats and now - last > phase_limits.UNKNOWN_S:
+                return RankHang(rank=rank, silent_s=now - last, limit_s=phase_limits.UNKNOWN_S, stopped=False)
         return None
 
     def _long_stopped(self, beats: Mapping[int, RankHeartbeat], now: float) -> RankHang | None:
         """A rank that has been stopped for long, in whatever phase."""
-        limit = math.inf if self._timeout == 0 else self._timeout or SHORTEST_S
+        limit = math.inf if self._timeout == 0 else self._timeout or phase_limits.SHORTEST_S
         for rank, since in self._stopped.items():
             if now - max(since, self._since) > limit:
                 last = beats[rank].time if rank in beats else since

@@ -102,7 +102,8 @@ def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, templ
     import jinja2
 
     spec = completed(spec, program, site)
-    Refusals(__file__).check("refused", spec=spec, program=program, gpus=gpus_of(spec))
+    is_supervised = supervised(spec, program, site)
+    Refusals(__file__).check("refused", spec=spec, program=program, gpus=gpus_of(spec), is_supervised=is_supervised)
     if spec.notify:
         _refuse_notify(spec, program, site)
     blanks = context(spec, program, site)
@@ -206,7 +207,7 @@ def _last_directives(spec: SlurmSpec) -> Iterator[str]:
     yield "--requeue" if spec.requeue else "--no-requeue"
     # By default a requeued job empties its log (JobFileAppend in slurm.conf(5)).
     yield "--open-mode=append"
-    if spec.spare:
+    if spec.spare or spec.elastic:
         # A lost node ends the steps on it, not the job.
         yield "--no-kill"
     if spec.clean_env:

@@ -56,6 +56,7 @@ class SlurmSpec:
     requeue: bool = True
     max_requeues: int | None = None
     max_restarts: int | None = None
+    elastic: str | None = None
     rendezvous_timeout: int | None = None
     supervise: bool = True
     notify: tuple[str, ...] = ()

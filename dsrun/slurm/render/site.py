@@ -16,13 +16,14 @@ _SAVING_TIMES = 2  # the step in progress and a slow file system
 
 
 def functions_file(name: str = "job") -> Path:
-    """The shell functions that job scripts call; `name` another for those of --spare, --preflight or --stage."""
+    """The shell functions that job scripts call; `name` another for those of --spare, --preflight, --stage …"""
     return data_folder("slurm") / f"{name}.bash"
 
 
 def used_functions(spec: SlurmSpec) -> list[str]:
     """The names of the files with shell functions that a job uses: job, and of those beside it those of its options."""
-    uses = {"spare": spec.spare, "preflight": spec.preflight, "stage": spec.stage}
+    uses = {name: getattr(spec, name) for name in ("spare", "elastic", "preflight", "stage")}
+    uses["spare"] = spec.spare or spec.elastic  # which chooses the nodes
     return ["job", *(name for name, used in uses.items() if used)]
 
 

@@ -136,6 +136,10 @@ def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
         written: dict[str, Any] = {name: written_gpus(getattr(spec, name)) for name in named}
         spec = replace(spec, **written)
     _check(spec, where)
+    if spec.elastic:
+        from dsrun.recipe.preflight.elastic import nodes_of
+
+        spec = replace(spec, nodes=nodes_of(spec.elastic, spec.nodes, where["elastic"]))
     return replace(spec, gpus_per_node=next(iter(gpu_requests(spec).values()), None))
 
 

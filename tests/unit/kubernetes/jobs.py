@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "label": ["example.org/team=nlp"],
     "annotation": ["example.org/note=for the paper: it's 100% #1"],
     "nodes": "4",
+    "elastic": "3:4",
     "gpus_per_node": "8",
     "nproc": "4",
     "cpus": "500m",

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from dsrun.cli.options import declared_in
+from dsrun.errors import UsageError
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
@@ -208,6 +209,8 @@ def without(name: str) -> str:
     options = {key: value for key, value in EVERYTHING.items() if key != name}
     if name == "claim_size":
         options.pop("storage_class")
+    if name == "nodes":
+        options.pop("elastic")  # which says it as well
     return manifest(objects_of(SCRIPT, **options))
 
 
@@ -239,3 +242,13 @@ def test_notes_say_what_must_be_there():
     assert list(notices(given, completed(given, TRAINING))) == [
         "kubectl delete -f deletes the claim and all runs on it, too; kubectl delete job NAME does not"
     ]
+
+
+def test_elastic_job_has_the_most_pods_and_says_so_to_its_supervisors():
+    objects = objects_of(elastic="2:3")
+    args = container_of(objects)["args"]
+    assert args[args.index("--nodes") + 1] == "3"
+    assert args[args.index("--elastic") + 1] == "2:3"
+    assert job_of(objects)["completions"] == 3
+    with pytest.raises(UsageError):
+        objects_of(elastic="2:3", nodes="4")

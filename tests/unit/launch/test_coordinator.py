@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from dsrun.errors import EXIT_RESUME
 from dsrun.launch.coordinator import client as follower_module
+from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
     Coordinator,
@@ -126,8 +127,8 @@ def test_run_ends_when_node_0_is_lost(cluster):
 def test_node_0_that_does_not_decide_is_lost(cluster, monkeypatch):
     """Its connection lives, and what decides waits for a file server."""
     _, one = cluster.open(2)
-    monkeypatch.setattr(follower_module, "STRAGGLER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(follower_module, "DECISION_S", 0.1)
+    monkeypatch.setattr(messages, "STRAGGLER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(messages, "DECISION_S", 0.1)
     one.return_timeout_s = 0.1
     decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
     assert (decision.action, decision.exit_code) == ("stop", 1)
@@ -202,7 +203,7 @@ def test_no_wait_for_lost_node_that_cannot_rejoin(cluster):
 
 def test_straggler_node_does_not_hold_up_others(cluster, monkeypatch):
     """A node that cannot end its attempt does not hold up the others."""
-    monkeypatch.setattr(leader_module, "STRAGGLER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(messages, "STRAGGLER_TIMEOUT_S", 0.5)
     leader, one = cluster.open(2)
     seen = []
     leader.report_and_wait(NodeResult(node=0, ok=False, failure=FAILED), lambda ends: seen.extend(ends) or stop())

@@ -257,7 +257,7 @@ def test_hang_of_nodes_blames_rank_of_another_node(tmp_path):
     failure = AttemptFailure(
         cause="rank_hung", rank=0, node=0, exit_code=1, message="rank 0 hangs", step=7, detected_s=12.2
     )
-    explained = explain_hang_of_nodes(failure, tmp_path, 2)
+    explained = explain_hang_of_nodes(failure, tmp_path, 2, range(9))
     assert (explained.rank, explained.node, explained.step) == (2, 1, 7)
     assert explained.message == (
         "rank 2 hangs: no sign of life for 12 s: 3 of 4 ranks in all_reduce; rank 2 in DataLoader.__next__"
@@ -269,7 +269,7 @@ def test_hang_without_evidence_stays_as_it_was(tmp_path):
     hang = RankHang(rank=1, silent_s=12.0, limit_s=10.0, stopped=True)
     assert explain_hang(hang, tmp_path / "nowhere", {1}) == hang
     failure = AttemptFailure(cause="rank_hung", rank=1, node=0, exit_code=1, message="rank 1 hangs")
-    assert explain_hang_of_nodes(failure, tmp_path, 2) == failure
+    assert explain_hang_of_nodes(failure, tmp_path, 2, range(9)) == failure
 
 
 def test_flight_recorder_is_asked_for_its_dump_and_awaited(tmp_path, monkeypatch):

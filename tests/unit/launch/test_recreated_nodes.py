@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsrun.errors import EXIT_RESUME, UsageError
-from dsrun.launch.coordinator import rendezvous as follower_module
-from dsrun.launch.coordinator.messages import NODE_LOST, NodeResult, RendezvousError
+from dsrun.launch.coordinator import messages
+from dsrun.launch.coordinator.messages import NodeResult, RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.signals import StartupSignals
+from dsrun.launch.supervisor.policy import NODE_LOST
 from tests.unit.launch.local_cluster import HANDSHAKE_TIMEOUT_S, KEY, restart, until
 
 
@@ -40,7 +41,7 @@ def test_recreated_node_waits_until_earlier_one_is_gone(cluster, monkeypatch):
     with pytest.raises(UsageError, match="machine-1 is node 1 already"):
         cluster.follower(1, 2)
     # As soon as the new one is refused.
-    monkeypatch.setattr(follower_module.time, "sleep", lambda _: one.end())
+    monkeypatch.setattr(messages.time, "sleep", lambda _: one.end())
     again = cluster.follower(1, 2, recreated=True)
     until(lambda: leader._peers[1].connection.sock.getpeername() == again._connection.sock.getsockname())
 
@@ -57,7 +58,7 @@ def test_recreated_node_meets_new_node_0_after_old_one(cluster, recreated):
             return coordinator.run_info
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr(follower_module, "shared_key", lambda **_: KEY)
+        patch.setattr(messages, "shared_key", lambda **_: KEY)
         met = pool.submit(meet)
         until(lambda: 1 in old._peers)
         old.close()

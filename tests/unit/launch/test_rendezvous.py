@@ -18,8 +18,8 @@ import pytest
 
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, UsageError
+from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator import rendezvous as follower_module
-from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStart, format_nodes, shared_key
 from dsrun.launch.coordinator.rendezvous import join, rendezvous
 from dsrun.launch.coordinator.transport import hmac_digest, listen
@@ -151,7 +151,7 @@ def test_rendezvous_survives_malformed_handshake(cluster, words):
 
 def test_rendezvous_silent_connection_times_out(cluster, monkeypatch):
     """A connection that says nothing holds nobody up."""
-    monkeypatch.setattr(leader_module, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(messages, "HANDSHAKE_TIMEOUT_S", 0.5)
     leader = cluster.leader(2)
     with socket.create_connection((cluster.host, cluster.port)) as silent:
         cluster.follower(1, 2)
@@ -305,8 +305,7 @@ def test_refused_node_that_may_come_back_is_waited_for(cluster):
 
 
 def test_nodes_say_whom_they_wait_for(cluster, monkeypatch):
-    for module in (follower_module, leader_module):
-        monkeypatch.setattr(module, "TELL_S", 0.1)
+    monkeypatch.setattr(messages, "TELL_S", 0.1)
     noted = []
     with pytest.raises(RendezvousError):
         join(cluster.place(1, 2), name="machine-1", key=KEY, timeout_s=1.0, notify=noted.append)

@@ -1,0 +1,64 @@
+"""--elastic: a job's step outlives a node, and a lost node gets a supervisor again. Run under the real bash."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import UsageError
+from tests.unit.slurm.stand_ins import SCONTROL, SRUN, training
+
+HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
+# Node 0's supervisor has lost node 2, and ends when that has another one.
+WORKER = """
+case ${SLURM_NODEID} in
+    0) echo "7 2" >"$DSRUN_FAILURES/missing-nodes"; until [ -e "$STAND_INS/back" ]; do sleep 0.1; done ;;
+    *) env -0 >"$STAND_INS/environment"; touch "$STAND_INS/back" ;;
+esac
+touch "$DSRUN_OUTPUT/FINISHED"
+"""
+
+
+def test_step_stays_without_a_node(shell):
+    shell.put("scontrol", HOSTS)
+    shell.worker = 'touch "$DSRUN_OUTPUT/FINISHED"'
+    script = training(shell, elastic="2:4")
+    assert {"#SBATCH --nodes=4", "#SBATCH --no-kill"} < set(script.splitlines())
+    done = shell.run(script)
+    assert done.code == 0
+    [step] = [words for words in done.of("srun") if "dsrun-node" in words]
+    assert {"--no-kill", "--wait=0", "--kill-on-bad-exit=0", "--nodes=4"} < set(step)
+    assert done.supervisor[done.supervisor.index("--elastic") + 1] == "2:4"
+
+
+@pytest.mark.parametrize(("is_gone", "place"), [(True, "n4"), (False, "n3")], ids=["spare node", "same node"])
+def test_lost_node_gets_a_supervisor_on_a_node_that_answers(shell, is_gone, place):
+    gone = 'case "$*" in *--nodelist=n3\\ true) exit 1 ;; esac\n' if is_gone else ""
+    # The stand-in says that a task is node 0; this one's command says which it is.
+    shell.put("srun", gone + SRUN)
+    shell.put("scontrol", HOSTS)
+    shell.worker = WORKER
+    done = shell.run(training(shell, elastic="2:3", spare="1"))
+    assert done.code == 0
+    first, second = [words for words in done.of("srun") if "dsrun-node" in words]
+    assert {"--nodes=3", "--nodelist=n1,n2,n3"} < set(first)
+    assert {"--nodes=1", "--overlap", f"--nodelist={place}"} < set(second)
+    expected = {"SLURM_NODEID": "2", "SLURM_STEP_ID": "7", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "n1"}
+    assert expected.items() <= done.environment.items()
+
+
+@pytest.mark.parametrize("options", [{"elastic": "3"}, {"elastic": "2:3", "nodes": "4"}])
+def test_range_that_does_not_fit_is_refused(shell, options):
+    with pytest.raises(UsageError) as refused:
+        training(shell, **options)
+    assert "elastic" in refused.value.message
+
+
+def test_job_without_a_supervisor_is_refused(shell):
+    from dsrun.launch.program import any_program
+    from dsrun.slurm.render.job_script import render_script
+    from dsrun.slurm.render.site import ClusterSite
+    from dsrun.slurm.render.spec import make_spec, run_file_value
+
+    spec = make_spec([run_file_value("elastic", ["2:3"], "--elastic")])
+    with pytest.raises(UsageError, match="no supervisor"):
+        render_script(spec, any_program(["python", "x.py"], fix=""), ClusterSite(has_dsrun=False))
