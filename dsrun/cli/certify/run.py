@@ -96,9 +96,9 @@ def _ask(request: CertifyRequest) -> dict[str, Any] | int:
     it ends otherwise."""
     os.environ.update(own_programs_first(os.environ) | _SHARED | ({} if request.gpus else _WITHOUT_GPU))
     with scratch_folder("dsrun-certify-") as scratch, tempfile.TemporaryFile() as answer:
-        argv = [sys.executable, "-m", PROGRAM, request.as_json(), scratch]
+        argv = [sys.executable, "-m", PROGRAM, request.as_json(), str(scratch)]
         code = run_foreground(argv, output=answer.fileno(), err=False, limit_s=_MOST_STEPS * request.limit_s)
-        for log in sorted(Path(scratch).glob("*.log")) if "--debug" in sys.argv else ():
+        for log in sorted(scratch.glob("*.log")) if "--debug" in sys.argv else ():
             sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
         answer.seek(0)
         try:

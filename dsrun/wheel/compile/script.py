@@ -30,19 +30,19 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     folder = build_root() / f"{PREFIX}{build.request.key}-{uuid.uuid4().hex[:8]}"
     sdists = str(cache_root(environ) / "sdists")
     with scratch_folder("dsrun-dry-run-") as scratch:
-        processes, _ = plan_processes(build, group_ops(build.ops), Path(scratch), environ)
+        processes, _ = plan_processes(build, group_ops(build.ops), scratch, environ)
         lines = [
             "#!/bin/sh",
             f"# DeepSpeed {build.request.deepspeed}+{build.request.local_version}, by dsrun build-wheel --dry-run",
             "set -eu",
-            *_files(Path(scratch)),
+            *_files(scratch),
             shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", sdists]),
-            *(line for process in processes for line in _part(process, Path(scratch), parts.root, environ)),
-            shlex.join(["rm", "-rf", scratch]),
+            *(line for process in processes for line in _part(process, scratch, parts.root, environ)),
+            shlex.join(["rm", "-rf", str(scratch)]),
             "# Merges the parts.",
             shlex.join(again),
         ]
-        return "\n".join(lines).replace(scratch, str(folder))
+        return "\n".join(lines).replace(str(scratch), str(folder))
 
 
 def _files(folder: Path) -> Iterator[str]:

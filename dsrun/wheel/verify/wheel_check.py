@@ -122,9 +122,9 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> WheelVerifica
 def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
     with scratch_folder("dsrun-smoke-test-") as folder:
         with open_wheel(report.path) as archive:
-            archive.unpack(Path(folder))
+            archive.unpack(folder)
         try:
-            answer = capture([python, str(RUN_OPS), *arguments(report, folder)], seconds=RUN_OPS_SECONDS)
+            answer = capture([python, str(RUN_OPS), *arguments(report, str(folder))], seconds=RUN_OPS_SECONDS)
             return parse_op_results(last_object(answer, "loading the operations"), where)
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
