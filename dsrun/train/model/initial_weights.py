@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, initialization
 from transformers.integrations import deepspeed as integration
 
-from dsrun.train.model.zero3 import whole_shapes
+from dsrun.train.model.zero3 import replaced, whole_shapes
 
 RANDOM = (
     "uniform_", "normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "trunc_normal_",
@@ -31,21 +31,14 @@ def undrawn() -> Iterator[None]:
     """Models built inside hold no drawn numbers yet: `initialise` draws them. Each weight keeps what its constructor
     would have drawn it by, as the rules of some models leave weights out (the Conv1D of OpenAI GPT)."""
 
-    originals = {name: getattr(nn.init, name) for name in RANDOM}
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    deferred = {name: partial(_defer, getattr(nn.init, name)) for name in RANDOM}
     # Under ZeRO-3 transformers skips the draws of constructors, and draws all weights after them.
-    skipping, drawing = initialization.no_init_weights, getattr(integration, "initialize_weights_zero3", None)
-    rules = PreTrainedModel.init_weights
-    for name, function in originals.items():
-        setattr(nn.init, name, partial(_defer, function))
-    initialization.no_init_weights = nullcontext
-    integration.initialize_weights_zero3 = PreTrainedModel.init_weights = lambda *_, **__: None
-    try:
+    kept, later = replaced(initialization, no_init_weights=nullcontext), {"initialize_weights_zero3": nothing}
+    rules = replaced(PreTrainedModel, init_weights=nothing)
+    with replaced(nn.init, **deferred), kept, replaced(integration, **later), rules:
         yield
-    finally:
-        PreTrainedModel.init_weights = rules
-        initialization.no_init_weights, integration.initialize_weights_zero3 = skipping, drawing
-        for name, function in originals.items():
-            setattr(nn.init, name, function)
 
 
 def initialise(model: Any, seed: int, device: str = "cpu") -> None:

@@ -18,6 +18,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import counted
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.refusals import notice_of
+from dsrun.train.model.zero3 import replaced
 
 FLAG = "--allow-missing-weights"
 CHECK_FILES = "compare config.json and the files with where they are from"
@@ -118,16 +119,14 @@ def incomplete_refused(spec: TrainSpec) -> Iterator[None]:
         broken.extend(getattr(named.get("loading_info"), "conversion_errors", None) or ())
         original(*given, **named)
 
-    modeling_utils.log_state_dict_report = report
     try:
-        yield
+        with replaced(modeling_utils, log_state_dict_report=report):
+            yield
     except RuntimeError as error:
         if not broken:
             raise
         what = f"its files lack parts of {counted(len(broken), 'weight')}: {_some(broken)}"
         raise UsageError(f"model {spec.model!r}: {what}", fix=CHECK_FILES) from error
-    finally:
-        modeling_utils.log_state_dict_report = original
 
 
 def _new_head(model: Any, differences: WeightDifferences) -> set[str]:

@@ -15,6 +15,19 @@ from transformers.integrations import deepspeed as integration
 from dsrun.train.base.distributed import all_gather_object, all_ready
 
 
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """The attributes of a module, a class or an object with other values inside; those that it lacks are None then."""
+    before = {name: getattr(owner, name, None) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def is_sharding() -> bool:
     """Whether a model that is built now is sharded."""
     return bool(integration.is_deepspeed_zero3_enabled())
@@ -71,13 +84,9 @@ def loading() -> Iterator[None]:
         with whole_shapes([] if is_custom_code else module.parameters()):
             original(model, module, is_custom_code)
 
-    PreTrainedModel._initialize_weights = initialise
-    modeling_utils._tied_params_are_equal = equal_on_all_ranks
-    try:
+    equal = replaced(modeling_utils, _tied_params_are_equal=equal_on_all_ranks)
+    with equal, replaced(PreTrainedModel, _initialize_weights=initialise):
         yield
-    finally:
-        PreTrainedModel._initialize_weights = original
-        modeling_utils._tied_params_are_equal = are_equal
 
 
 class OtherRankError(RuntimeError):
@@ -104,8 +113,7 @@ def gathered(model: Any) -> Iterator[None]:
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(gathering.enter).remove)
             stack.callback(module.register_forward_hook(gathering.leave).remove)
-        stack.callback(setattr, torch.nn.Module, "__getattr__", original)
-        torch.nn.Module.__getattr__ = read
+        stack.enter_context(replaced(torch.nn.Module, __getattr__=read))
         try:
             yield
         except Exception:

@@ -7,8 +7,8 @@ that; learned and sinusoidal positions start again with each document.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dsrun.train.base.labels import IGNORED
+from dsrun.train.model.zero3 import replaced
 from dsrun.train.packing.measure import PackingTrial
 
 TokenRows = Sequence[Sequence[Mapping[str, Any]]]
@@ -171,18 +172,10 @@ def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-@contextmanager
-def _segments_of(stack: Any, segments: torch.Tensor) -> Iterator[None]:
+def _segments_of(stack: Any, segments: torch.Tensor) -> AbstractContextManager[None]:
     """Tell the positional embedding of `stack`, if it has one, which documents it is called for."""
     embedding = getattr(stack, "embed_positions", None)
-    if embedding is None:
-        yield
-        return
-    embedding.segments = segments
-    try:
-        yield
-    finally:
-        embedding.segments = None
+    return nullcontext() if embedding is None else replaced(embedding, segments=segments)
 
 
 def _restarting(original: Callable[..., Any]) -> Callable[..., Any]:
