@@ -1,12 +1,12 @@
 """What `dsrun train` and `dsrun export` refuse, in the words of refusals.toml, and what they note, in notices.toml.
 
-`raise refusal("long_context.ranks", given=3, ranks=4)` fills the texts of one row; `refuse("convert", …)` looks for the
+`raise refusal("model.no_layers", kind="T5Model")` fills the texts of one row; `refuse("convert", …)` looks for the
 first row of a group that holds, by its `when`.
 """
 
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.refusals import Refusals
 
 _TEXTS = Refusals(__file__)
@@ -17,6 +17,12 @@ def notice_of(key: str, /, **names: Any) -> str:
     """The text `group.name` of notices.toml, filled with the names."""
     group, _, name = key.partition(".")
     return str(notices(group)[name].format_map(names))
+
+
+def reason_of(group: str, /, **names: Any) -> str | None:
+    """The text of the first row of a group of reasons.toml that holds, filled with the names; None where none does."""
+    rows = toml_beside(__file__, "reasons.toml")[group]
+    return next((row["text"].format_map(names) for row in rows if evaluate(row["when"], names)), None)
 
 
 def notices(group: str) -> dict[str, str]:

@@ -17,9 +17,9 @@ from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow, RawRows, check_columns
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.base.refusals import notice_of, refusal
+from dsrun.train.base.refusals import notice_of, refusal, refuse
 from dsrun.train.data.cache import CacheMeta, map_rows, quiet
-from dsrun.train.data.counts import RowCounts, check_sample_count
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
 from dsrun.train.data.encoding.tokenise import RowEncoder
@@ -144,12 +144,15 @@ class _Builder:
         made: CacheMeta = {}
         for part in self.spec.parts:
             chosen = self._share(table, part)
-            check_sample_count(part.flag, part.samples, len(chosen), f"rows in {self.source.where}")
+            what = f"rows in {self.source.where}"
+            refuse("samples", flag=part.flag, requested=part.samples, there=len(chosen), what=what)
             if part.samples:
                 chosen = chosen.select(range(part.samples))
             encoded, counts = self._encode(chosen, part)
             if not len(encoded):
-                self._nothing_left(part, counts)
+                counts.refuse_bad(0)
+                first = counts.left["no_loss"][-1] if "no_loss" in counts.left else None
+                refuse("nothing_left", counts=counts, split=part.split, first=first, **vars(self))
             largest = self._check_ids(encoded)
             with quiet():
                 encoded.save_to_disk(str(work / part.split))
@@ -211,14 +214,6 @@ class _Builder:
                 if len(negative):
                     raise UsageError(f"{self.source.where}: {column} contains the negative id {negative[0]}")
         return largest
-
-    def _nothing_left(self, part: SplitPart, counts: RowCounts) -> None:
-        counts.refuse_bad(0)
-        names = {"where": self.source.where, "rows": counts.rows, "split": part.split}
-        if "no_loss" in counts.left:
-            first = counts.left["no_loss"][-1]
-            raise refusal("nothing_left.to_learn", limit=self.spec.source_limit, first=first, **names)
-        raise refusal("nothing_left.pairs", layout=self.layout.name, **names)
 
 
 def normal_row(layout: RowLayout, where: str, row: RawRow) -> RawRow:

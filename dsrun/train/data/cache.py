@@ -187,12 +187,17 @@ def map_rows(
         if num_proc is None and encoder.kind == "text" and plain_backend(encoder.tokenizer) is not None:
             encoded = _map_in_threads(table, encoder, features, target)
         else:
-            encoded = _map_in_processes(table, encoder, features, target, processes_for(len(table), num_proc))
+            encoded = _map_in_processes(table, encoder, features, target, num_proc)
     progress(len(table), len(table))
     return encoded, read_ledger(ledger)
 
 
-def _map_in_processes(table: Dataset, encoder: RowEncoder, features: Features, target: Path, processes: int) -> Dataset:
+def _map_in_processes(
+    table: Dataset, encoder: RowEncoder, features: Features, target: Path, num_proc: int | None
+) -> Dataset:
+    if num_proc is None:
+        num_proc = 1 if len(table) < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    processes = min(num_proc, len(table))
     threads = tokenizer_threads(on=False) if processes > 1 else nullcontext()
     with quiet(), threads, forks_with_pdeathsig():
         return table.map(
@@ -220,12 +225,6 @@ def _map_in_threads(table: Dataset, encoder: RowEncoder, features: Features, tar
             encoded = encoder(table[chosen.start : chosen.stop], chosen)
             writer.write_batch(pa.RecordBatch.from_pydict(encoded, schema))
     return Dataset.from_file(str(target))
-
-
-def processes_for(rows: int, num_proc: int | None) -> int:
-    if num_proc is not None:
-        return max(1, min(num_proc, rows))
-    return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def read_ledger(ledger: Path) -> RowCounts:
@@ -266,16 +265,14 @@ def _tether_child() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@cache
-def _register_tether() -> None:
-    os.register_at_fork(after_in_child=_tether_child)
+_register_once = cache(os.register_at_fork)
 
 
 @contextmanager
 def forks_with_pdeathsig() -> Iterator[None]:
     """Whatever is forked in the body dies when this process does: the pool and the manager that `Dataset.map` starts do
     not notice when their owner is killed."""
-    _register_tether()
+    _register_once(after_in_child=_tether_child)
     _tethering[:] = [os.getpid()]
     try:
         yield

@@ -50,7 +50,10 @@ class PaddingCollator:
     def decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
         for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
-        labels = self._shiftable(labels)
+        # FSMT's shift_tokens_right writes into labels (modeling_fsmt.py of transformers 5.23): its padding would be
+        # learned. All rows have a token: mBART's indexes with -1 where all are ignored, as in filler rows.
+        labels = labels.clone()
+        labels[(labels == IGNORED).all(dim=1), 0] = 0 if self.pad_id != 0 else 1
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
         start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
@@ -61,14 +64,6 @@ class PaddingCollator:
         if fixed is not None:
             return max(fixed, longest)
         return -(-longest // self.multiple_of) * self.multiple_of
-
-    def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
-        """A copy of labels, as FSMT's shift_tokens_right writes into them (modeling_fsmt.py of transformers 5.23): its
-        padding would be learned. All rows of it hold a token: mBART's indexes with -1 where all are ignored, as in
-        filler rows."""
-        labels = labels.clone()
-        labels[(labels == IGNORED).all(dim=1), 0] = 0 if self.pad_id != 0 else 1
-        return labels
 
 
 def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor:

@@ -143,9 +143,3 @@ class RowCounts:
         if self.divided:
             found.append(notice_of("chat.divided", split=split, counts=self, samples=self.divided + self.extra))
         return found
-
-
-def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:
-    """Raise UsageError where more samples are asked for than there are."""
-    if requested is not None:
-        refuse("samples", flag=flag, requested=requested, there=there, what=what)

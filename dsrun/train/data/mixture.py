@@ -81,11 +81,13 @@ def prepare_mixture(
     counts = epoch_counts(mix, sizes)
     shares = None if counts == sizes else MixtureShares(tuple(sizes.values()), tuple(counts.values()))
     found = {split: DataMixture(sets, shares if split == "train" else None) for split, sets in splits.items() if sets}
+    others = [name for name in sizes if splits["validation"] and name not in splits["validation"]]
+    not_evaluated = f"not evaluated, as they have no validation data: {', '.join(others)}" if others else None
     return PreparedData(
         **{split: found.get(split) for split in SPLITS},
         counts={f"{name} {split}": each for name, data in prepared.items() for split, each in data.counts.items()},
         unread={f"{name} {split}": each for name, data in prepared.items() for split, each in data.unread.items()},
-        notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),
+        notices=tuple(filter(None, (padding, *_notices(prepared), *_shares(sizes, counts), not_evaluated))),
         origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
         collator=next(iter(prepared.values())).collator,
@@ -125,11 +127,6 @@ def _shares(sizes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
         often = "" if counts[name] == size else f": {counts[name]:,} an epoch, {counts[name] / size:.3g} passes"
         lines.append(f"{name}: {size:,} samples, {100 * counts[name] / total:.3g}% of an epoch{often}")
     return lines
-
-
-def _not_evaluated(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    names = [name for name in splits["train"] if splits["validation"] and name not in splits["validation"]]
-    return [f"not evaluated, as they have no validation data: {', '.join(names)}"] if names else []
 
 
 def _fingerprint(prepared: Mapping[str, PreparedData], counts: Mapping[str, int]) -> str | None:

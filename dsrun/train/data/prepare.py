@@ -8,30 +8,22 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
 from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, held_out, missing
 from dsrun.system.terminal.display import NotePrinter
-from dsrun.train.base.refusals import notice_of, refusal
+from dsrun.train.base.refusals import notice_of, refusal, refuse
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import RowCounts, check_sample_count, idle_lengths, limits_of
+from dsrun.train.data.counts import RowCounts, idle_lengths, limits_of
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import pad_with_end, prefix_notice, set_languages, tokenizer_identity
-from dsrun.train.data.reading.sources import (
-    AnySource,
-    DataSource,
-    DataSources,
-    FileSource,
-    PluginSource,
-    TableSource,
-    find_sources,
-)
+from dsrun.train.data.reading.sources import AnySource, DataSource, DataSources, FileSource, PluginSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 
@@ -111,17 +103,17 @@ class Preparation:
         if is_bin(source):
             self.data[split] = self._limited_blocks(split, self.token_file(split, source), source.where)
             return
-        job, made = self.job((self.part(split),)), self.through_plugin(split, source)
+        job = self.job((self.part(split),))
         if self.spec.streaming and split == "train":
+            made = self.through_plugin(split, source)
             vocab_size, limit = self.request.vocab_size, (self.spec.max_bad_rows, self.spec.force)
             rows, notices, self.unread[split] = stream(job, made, self.tokenizer, vocab_size=vocab_size, limit=limit)
             self.data[split] = rows
             self.notices += notices
             return
-        if isinstance(source, TableSource) and isinstance(source.table, IterableDataset):
-            # How many rows a plugin makes of them is not known.
-            table = materialise(source, None if self.row_plugin else self._samples(split))
-            made = self.through_plugin(split, table)
+        # How many rows a plugin makes of them is not known.
+        fetched = materialise(source, None if self.row_plugin else self._samples(split))
+        made = self.through_plugin(split, fetched)
         folder, meta = self._entry(job, made)
         self._collect(folder, meta, job, made)
         if meta["kind"] == "text":
@@ -214,7 +206,8 @@ class Preparation:
 
     def _limited_blocks(self, split: str, blocks: TokenBlocks, where: str) -> TokenBlocks:
         samples, size = self._samples(split), blocks.block_size
-        check_sample_count(SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {size:,} tokens in {where}")
+        what = f"blocks of {size:,} tokens in {where}"
+        refuse("samples", flag=SAMPLE_FLAGS[split], requested=samples, there=len(blocks), what=what)
         if samples:
             blocks = blocks.cut(0, samples)
         if split in self.request.splits:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.recipe.rows.readers import RawRow, ReadPosition
 from dsrun.train.data.build_splits import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.encoding.tokenise import RowEncoder
-from dsrun.train.data.reading.sources import AnySource, FileSource, PluginSource, TableSource
+from dsrun.train.data.reading.sources import AnySource, DataSource, FileSource, PluginSource, TableSource
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.
@@ -192,8 +192,10 @@ def stream(
     return rows, notices_of(layout, spec, tokenizer), layout.unread()
 
 
-def materialise(source: TableSource, samples: int | None) -> TableSource:
-    """The rows of a streamed split, all fetched: evaluation goes over the same rows many times and needs their
-    number."""
+def materialise(source: DataSource, samples: int | None) -> DataSource:
+    """The rows of a streamed split, all fetched: evaluation goes over the same rows many times and needs their number.
+    Other sources as they are."""
+    if not isinstance(source, TableSource) or not isinstance(source.table, IterableDataset):
+        return source
     table = source.table if samples is None else source.table.take(samples)
     return TableSource(Dataset.from_list(list(table)), source.where)

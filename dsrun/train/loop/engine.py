@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import ToolError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -101,15 +100,9 @@ def prepare_ops(config: dict[str, Any], world: DistributedWorld, *, notify: Note
 def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
     """Fail unless `trained` is the engine and stage that were asked for: setting ACCELERATE_USE_CPU, for one, makes the
     stock stack train without DeepSpeed and without a word."""
-    is_engine = type(trained).__name__ == "DeepSpeedEngine"
-    if config is None:
-        if is_engine:
-            raise ToolError("--zero 0 asked for plain DDP, but a DeepSpeed engine was set up")
-        return
-    if not is_engine:
-        raise refusal("engine.not_zero", stage=stage_of(config), name=type(trained).__name__)
-    if trained.zero_optimization_stage() != stage_of(config):
-        raise refusal("engine.other_stage", stage=stage_of(config), runs=trained.zero_optimization_stage())
+    name = type(trained).__name__
+    runs = trained.zero_optimization_stage() if name == "DeepSpeedEngine" else None
+    refuse("engine_of", config=config, name=name, runs=runs, stage=stage_of(config))
 
 
 def mask_stored_config(trained: Any) -> None:

@@ -15,7 +15,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.loss.cross_entropy import are_kept, chunks, token_cross_entropy
 from dsrun.train.loss.model_loss import ModelLoss, perplexity, summed_cross_entropy
@@ -154,10 +154,8 @@ def load_teacher(plan: TrainingPlan, tokenizer: Any, student: Any, *, notify: No
     rows, own = (each.get_text_config().vocab_size for each in (config, student.config))
     theirs = {number: token for token, number in load_tokenizer(spec).get_vocab().items()}
     others = [token for token, number in tokenizer.get_vocab().items() if theirs.get(number, token) != token]
-    if others:
-        raise refusal("teacher.tokens", name=spec.model, count=len(others), first=others[0])
-    if len(tokenizer) > rows:
-        raise refusal("teacher.rows", name=spec.model, rows=rows, tokens=len(tokenizer))
+    names = {"name": spec.model, "others": others, "count": len(others), "rows": rows, "tokens": len(tokenizer)}
+    refuse("teacher_tokenizer", **names)
     if rows != own:
         notify(f"the models' vocabularies have {own:,} and {rows:,} rows: the first {min(rows, own):,} are compared")
     return build(spec, config, plan.task, device=plan.world.device)

@@ -10,7 +10,7 @@ from dsrun.recipe.batch import BatchPlan
 from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import all_ready
 from dsrun.train.base.plan import TrainingPlan
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import reason_of, refusal
 from dsrun.train.data.batches import BatchSplit
 from dsrun.train.data.mixture import side_lengths
 from dsrun.train.model.quantization import DTYPES
@@ -47,8 +47,8 @@ class BatchingPlan:
     @property
     def facts(self) -> dict[str, Any]:
         """For run.json."""
-        probed = self.verdict.facts if self.verdict else {"method": None, "difference": None, "reason": self.reason}
-        return {"batches": self.grouping.kind, "per_step": self.grouping.per_step, **probed}
+        probed = self.verdict or ProbeVerdict(None, None, self.reason)
+        return {"batches": self.grouping.kind, "per_step": self.grouping.per_step, **vars(probed)}
 
     def sentences(self, ranks: str) -> list[str]:
         """What the user is told, and what is for --debug; `ranks` is "2 GPUs"."""
@@ -97,9 +97,7 @@ def _grouped(plan: TrainingPlan, plain: BatchingPlan, rows: Any, model: Any, *, 
         return plain
     least = -(-batch.global_batch // LEAST_SHARE)
     budget = replace(plain, grouping=BatchGrouping("budget", batch.global_batch, least), lengths=lengths)
-    reason = "--packing off" if spec.packing == "off" else _cannot_pack(plan, loss)
-    if saved is not None and saved.kind == "budget":
-        reason = reason or "the checkpoint comes from a run without packing"
+    reason = _cannot_pack(plan, loss, saved)
     if reason or batch.global_batch == 1:
         return replace(budget, reason=reason or "a step has a single sample")
     verdict = _probe(plan, model)
@@ -111,7 +109,7 @@ def _grouped(plan: TrainingPlan, plain: BatchingPlan, rows: Any, model: Any, *, 
 
 def _joined(plan: TrainingPlan, plain: BatchingPlan, model: Any, loss: Any) -> BatchingPlan:
     """A stream in its own order: how long the next samples are, is not known."""
-    if plan.recipe.spec.packing == "off" or plan.task == "seq2seq" or _cannot_pack(plan, loss):
+    if plan.task == "seq2seq" or _cannot_pack(plan, loss):
         return plain
     verdict = _probe(plan, model)
     return replace(plain, verdict=verdict) if verdict.method in ONE_ROW else plain
@@ -153,20 +151,10 @@ def cast_parameters(model: Any, dtype: torch.dtype | None) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _cannot_pack(plan: TrainingPlan, loss: Any) -> str | None:
+def _cannot_pack(plan: TrainingPlan, loss: Any, saved: Any = None) -> str | None:
     """Why these rows cannot be packed, whatever the model."""
-    plugin, spec = plan.plugin, plan.recipe.spec
-    if spec.task == "dpo":
-        return "dpo compares whole answers"
-    if spec.task == "distill":
-        return "the teacher might not keep packed samples apart"
-    if plugin and (plugin.has("loss") or plugin.has("collate")):
-        return "the plugin gets padded batches"
-    if getattr(loss, "kind", None) == "own":
-        return "the model computes a loss of its own"
-    if plan.recipe.hf.get("use_cache"):
-        return "--use-cache true makes transformers drop the borders of documents"
-    return None
+    kinds = {"kind_of_loss": getattr(loss, "kind", None), "was": getattr(saved, "kind", None)}
+    return reason_of("unpacked", spec=plan.recipe.spec, recipe=plan.recipe, plugin=plan.plugin, **kinds)
 
 
 def rows_per_step(lengths: np.ndarray, global_batch: int) -> int:

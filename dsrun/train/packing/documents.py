@@ -9,6 +9,8 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dsrun.train.base.refusals import reason_of
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
@@ -118,15 +120,14 @@ def _by_kernel(module: Any, query: Any, key: Any, value: Any, ends: Any, **given
 def use_document_attention(model: Any, autocast: torch.dtype | None) -> str | None:
     """Let it take the place of transformers' own `sdpa`, or why it is not worth trying. Models for flash attention tell
     their attention all that a mask would; on GPUs a call a document is slow where there is no kernel."""
-    config = model.config.get_text_config()
-    attention = getattr(model.config, "_attn_implementation", None)
-    if attention != "sdpa":
-        return f"the attention is {attention}"
-    if not model._supports_flash_attn:
-        return "the model does not tell its attention the borders"
-    if getattr(config, "attention_chunk_size", None):
-        return "chunks of attention are nowhere but in the mask"
-    if model.device.type == "cuda" and (why := lacks_kernel(config, autocast or model.dtype)):
+    config, attention = model.config.get_text_config(), getattr(model.config, "_attn_implementation", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    why = reason_of(
+        "attention", attention=attention, is_told=getattr(model, "_supports_flash_attn", False), chunk=chunk
+    )
+    if not why and model.device.type == "cuda":
+        why = lacks_kernel(config, autocast or model.dtype)
+    if why:
         return why
     ALL_ATTENTION_FUNCTIONS.register("sdpa", ATTENTION)
     ATTENTION.windowed = set()
@@ -135,12 +136,9 @@ def use_document_attention(model: Any, autocast: torch.dtype | None) -> str | No
 
 def lacks_kernel(config: Any, dtype: torch.dtype) -> str | None:
     """Why torch's own cannot take the place of a call a document."""
-    if not KERNEL_ARGUMENTS:
-        return f"torch {torch.__version__} has no kernel for documents (2.10 and later have)"
-    if dtype not in KERNEL_DTYPES:
-        return f"torch's kernel for documents takes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
     dropout = next((name for name in _DROPOUTS if getattr(config, name, 0)), None)
-    return f"torch's kernel for documents knows no dropout ({dropout})" if dropout else None
+    given = {"dtype": str(dtype).removeprefix("torch."), "is_taken": dtype in KERNEL_DTYPES, "dropout": dropout}
+    return reason_of("kernel", arguments=KERNEL_ARGUMENTS, version=torch.__version__, **given)
 
 
 def refuse_lost_window(model: Any) -> None:

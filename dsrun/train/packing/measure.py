@@ -44,13 +44,9 @@ class PackingTrial:
     unpacked: tuple[ModelInputs, ModelInputs]
 
 
-@dataclass(frozen=True)
-class PackingMeasure:
-    """`difference` is the largest one of a packed logit from that of the document alone, as a share of the largest
-    logit; `problem` says why that, or what neighbours change, is too much."""
-
-    difference: float
-    problem: str | None
+PackingMeasure = tuple[float, str | None]
+"""The largest difference of a packed logit from that of the document alone, as a share of the largest logit; and why
+that, or what neighbours change, is too much."""
 
 
 @torch.no_grad()
@@ -66,14 +62,14 @@ def measure(model: Any, trial: PackingTrial, autocast: torch.dtype | None = None
         leak = _largest([packed[start:stop] - changed[start:stop] for _, start, stop in spans]) / unit
         bound = TOLERANCE_ROUNDED if autocast else tolerance(model)
         if difference > bound:
-            return PackingMeasure(difference, f"logits differ by {100 * difference:.2g}%")
+            return difference, f"logits differ by {100 * difference:.2g}%"
         if leak > LEAK:
             one, other = (_logits(model, inputs)[0] for inputs in trial.unpacked)
             again = _logits(model, trial.packed).flatten(0, 1)
             noise = _largest([one - other, packed - again]) / unit
             if leak > min(TIMES_NOISE * noise, bound):
-                return PackingMeasure(difference, f"neighbours change logits by {100 * leak:.2g}%")
-    return PackingMeasure(difference, None)
+                return difference, f"neighbours change logits by {100 * leak:.2g}%"
+    return difference, None
 
 
 def _logits(model: Any, inputs: ModelInputs) -> torch.Tensor:

@@ -34,11 +34,7 @@ class ProbeVerdict:
 
     method: PackingMethod | None
     difference: float | None
-    reason: str
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"method": self.method, "difference": self.difference, "reason": self.reason}
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,12 @@ def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = Non
         tried = _of_all_ranks(_try(model, method, autocast))
         if tried.out_of_memory:
             return ProbeVerdict(None, None, f"the probe of {kind} ran out of GPU memory ({tried.error})")
-        measured = tried.measured
-        if measured and not measured.problem:
+        difference, problem = tried.measured or (None, tried.error)
+        if tried.measured and not problem:
             instead = f" (not by {_NAMES['documents']}: {unused})" if unused else ""
-            return ProbeVerdict(method, measured.difference, f"documents are kept apart by {_NAMES[method]}{instead}")
-        why = str(measured.problem if measured else tried.error)
-        (mixed if measured else raised).append(f"{_NAMES[method]}: {why}")
-        unused = why if method == "documents" else unused
+            return ProbeVerdict(method, difference, f"documents are kept apart by {_NAMES[method]}{instead}")
+        (mixed if tried.measured else raised).append(f"{_NAMES[method]}: {problem}")
+        unused = problem if method == "documents" else unused
     what = "mixes" if mixed else "takes no"
     return ProbeVerdict(None, None, f"{kind} {what} packed documents ({'; '.join(mixed + raised)})")
 
@@ -98,7 +93,7 @@ def _of_all_ranks(mine: _Tried) -> _Tried:
     """The worst of them: with a method of its own, a rank would have batches of its own."""
 
     def badness(tried: _Tried) -> tuple[bool, bool, bool, bool, float]:
-        problem, difference = (tried.measured.problem, tried.measured.difference) if tried.measured else (None, 0.0)
+        difference, problem = tried.measured or (0.0, None)
         raised = tried.error is not None
         return tried.out_of_memory, raised, not tried.elsewhere, problem is not None, difference
 
@@ -109,7 +104,9 @@ _NAMES = notices("packing")
 
 
 def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -> PackingMeasure:
-    _refuse_replaced_window(model, method)
+    if method in ("mask", "additive_mask") and getattr(model.config.get_text_config(), "sliding_window", None):
+        # A mask that is given takes its place (transformers' masking_utils.py), which only longer documents would show.
+        raise ValueError("it would replace the sliding window")
     if max(widths(model), default=2) < 4 or not (method == "flat" or model.device.type == "cuda"):
         autocast = None
     with gathered(model):
@@ -120,13 +117,6 @@ def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -
         if method == "documents":
             refuse_lost_window(model)
         return measured
-
-
-def _refuse_replaced_window(model: Any, method: PackingMethod) -> None:
-    """A mask that is given takes the place of a sliding window (transformers' masking_utils.py), which only documents
-    longer than the window would show."""
-    if method in ("mask", "additive_mask") and getattr(model.config.get_text_config(), "sliding_window", None):
-        raise ValueError("it would replace the sliding window")
 
 
 def trial_of_documents(model: Any, method: PackingMethod, lengths: tuple[int, ...] = DOCUMENTS) -> PackingTrial:

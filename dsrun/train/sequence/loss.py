@@ -121,7 +121,9 @@ class UlyssesAttention:
 
         config = model.config
         kind = config._attn_implementation
-        refuse_attention(kind, model, length)
+        # Those that are wrong without a mask: eager, and sdpa with a sliding window.
+        windows = sorted(each.sliding_window for each in model.modules() if getattr(each, "sliding_window", None))
+        refuse("long_attention", kind=kind, windows=windows, length=length, model=config.model_type)
         self.is_on = False
         found = ALL_ATTENTION_FUNCTIONS[kind]
         # An earlier run of this process may have put its own there.
@@ -159,10 +161,3 @@ class UlyssesAttention:
                 length, _, *rest = getattr(ulysses, name)
                 setattr(ulysses, name, torch.Size([length, len(query), *rest]))
         return ulysses(module, query, key, value, None, **kwargs)
-
-
-def refuse_attention(kind: str, model: Any, length: int) -> None:
-    """Raise UsageError for attention of rows of `length` tokens that is wrong without a mask: eager, and sdpa with a
-    sliding window."""
-    windows = sorted(each.sliding_window for each in model.modules() if getattr(each, "sliding_window", None))
-    refuse("long_attention", kind=kind, windows=windows, length=length, model=model.config.model_type)

@@ -13,7 +13,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
 from dsrun.train.base.distributed import DistributedWorld
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import refusal, refuse
 
 SOURCE = "--long-context"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -45,11 +45,10 @@ def decide_degree(spec: TrainSpec, config: Any, task: str, world: DistributedWor
     if spec.sequence_parallel is None:
         node = range(world.local_size, 0, -1)
         return next(each for each in node if world.size % each == 0 and allowed(each, heads, keys))
-    if world.size % spec.sequence_parallel:
-        raise refusal("long_context.ranks", given=spec.sequence_parallel, ranks=world.size)
-    if not allowed(spec.sequence_parallel, heads, keys):
-        raise refusal("long_context.heads", given=spec.sequence_parallel, heads=heads, keys=keys)
-    return spec.sequence_parallel
+    given = spec.sequence_parallel
+    is_allowed = allowed(given, heads, keys)
+    refuse("sequence_parallel", given=given, ranks=world.size, heads=heads, keys=keys, is_allowed=is_allowed)
+    return given
 
 
 def allowed(degree: int, heads: int, keys: int) -> bool:

@@ -77,8 +77,7 @@ def packed(subject: CertifySubject) -> Iterator[Finding]:
         return
     difference, problem = verdict.difference or 0.0, None
     if verdict.method != "pairs":  # whose documents are long
-        found = measure(model, trial_of_documents(model, verdict.method, DOCUMENTS), dtype)
-        difference, problem = found.difference, found.problem
+        difference, problem = measure(model, trial_of_documents(model, verdict.method, DOCUMENTS), dtype)
     key = "packed_mixes" if problem else "packed"
     yield finding_of(key, how=verdict.reason, percent=100 * difference, problem=problem)
 

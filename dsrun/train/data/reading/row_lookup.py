@@ -11,6 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.splits import missing
 from dsrun.recipe.rows.readers import RawRow
+from dsrun.system.terminal.display import counted
 from dsrun.train.data.build_splits import encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.overview import STATES, ShownSample, blocks_of, shown
@@ -73,7 +74,10 @@ class RowLookup(Preparation):
                 break
         for first, last in asked:
             if not any(first <= each["row"] <= last for each in rows):
-                raise _no_row(source, first, last)
+                numbers = [number for number, _, _ in _numbered(source, None)]
+                asked_for = f"{first}" if first == last else f"{first}..{last}"
+                there = f"{counted(len(numbers), 'row')}, with the numbers {min(numbers)} to {max(numbers)}"
+                raise UsageError(f"--row {asked_for}: {source.where} has {there}", fix=f"--row {max(numbers)}")
         return {"data": source.where, "layout": layout.name, "rows": rows}
 
     def _two(self, source: AnySource) -> list[RowRange]:
@@ -110,14 +114,6 @@ def _numbered(source: AnySource, last: int | None) -> Iterator[tuple[int, str, R
                 break
             for made in source.made(where, row) if isinstance(source, PluginSource) else [row]:
                 yield number, where, made
-
-
-def _no_row(source: AnySource, first: int, last: int) -> UsageError:
-    """The error for numbers that no row has."""
-    numbers = [number for number, _, _ in _numbered(source, None)]
-    asked = f"{first}" if first == last else f"{first}..{last}"
-    there = f"{len(numbers):,} row{'s'[: len(numbers) != 1]}, with the numbers {min(numbers)} to {max(numbers)}"
-    return UsageError(f"--row {asked}: {source.where} has {there}", fix=f"--row {max(numbers)}")
 
 
 def _encoded(encoder: RowEncoder, normal: RawRow, number: int) -> tuple[list[RawRow], dict[str, list[Any]]]:
