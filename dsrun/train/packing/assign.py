@@ -83,7 +83,10 @@ def equal_cost_steps(lengths: np.ndarray, steps: int, *, least: int = 1) -> list
         else:
             low = middle + 1
     ends = _cuts(ordered, high, least)
-    groups = _halved(np.split(order, ends[:-1]), steps)
+    groups = np.split(order, ends[:-1])
+    while len(groups) < steps:  # the largest is halved
+        largest = max(range(len(groups)), key=lambda i: len(groups[i]))
+        groups[largest : largest + 1] = np.array_split(groups[largest], 2)
     # The slices of a step, its micro batches, hold samples of like lengths too.
     return [group[np.argsort(-lengths[group].sum(axis=1), kind="stable")] for group in groups]
 
@@ -113,14 +116,6 @@ def _cuts(ordered: list[list[int]], budget: int, least: int) -> list[int]:
             start, wider = i, sides
         longest = wider
     return [*ends, len(ordered)]
-
-
-def _halved(groups: list[np.ndarray], count: int) -> list[np.ndarray]:
-    """`count` groups, the largest halved until there are as many."""
-    while len(groups) < count:
-        largest = max(range(len(groups)), key=lambda i: len(groups[i]))
-        groups[largest : largest + 1] = np.array_split(groups[largest], 2)
-    return groups
 
 
 def allotted(weights: np.ndarray, total: int) -> np.ndarray:

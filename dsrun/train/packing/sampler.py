@@ -87,7 +87,9 @@ class WindowSampler(EpochSampler):
         # The tag keeps these numbers apart from those of the epoch's order.
         rng = np.random.default_rng((self.seed, self.epoch, number, 1))
         if self.grouping.kind == "packed":
-            grouped = self._packed(samples, steps, rng)
+            size = self.grouping.per_step
+            rows = self._rows(samples, steps * size, rng)
+            grouped: list[list[Any]] = [rows[i : i + size] for i in range(0, len(rows), size)]
         else:
             groups = equal_cost_steps(self.lengths[samples], steps, least=self.grouping.per_step)
             grouped = [samples[group].tolist() for group in groups]
@@ -95,11 +97,6 @@ class WindowSampler(EpochSampler):
         # What needs most memory goes first, so that it runs out in the first step or never.
         begins = [int(np.argmax(cost))] if number == 0 else []
         return [grouped[i] for i in begins + [i for i in rng.permutation(steps).tolist() if i not in begins]]
-
-    def _packed(self, samples: np.ndarray, steps: int, rng: np.random.Generator) -> list[Any]:
-        size = self.grouping.per_step
-        rows = self._rows(samples, steps * size, rng)
-        return [rows[i : i + size] for i in range(0, len(rows), size)]
 
     def _rows(self, samples: np.ndarray, count: int, rng: np.random.Generator | None = None) -> list[list[int]]:
         """Samples in `count` rows, rows of like width behind each other, as a batch is as wide as its widest."""
