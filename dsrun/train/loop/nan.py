@@ -60,7 +60,6 @@ class NanLossError(DsrunError):
 @dataclass(eq=False)
 class NanGuard:
     """Watches every step of one rank's training. `policy` is --on-nan; `skipped_steps` are never applied.
-    `record_rollback` gets the step that --on-nan rollback meets, and returns whether the run may go back once more.
     `on_skip` (step, reason) is called for every step that is not applied."""
 
     policy: str
@@ -68,7 +67,6 @@ class NanGuard:
     _: KW_ONLY
     rank: int
     skipped_steps: Collection[int] = ()
-    record_rollback: Callable[[int], bool] = lambda _: False
     on_skip: Callable[[int, str], None] = lambda _step, _reason: None
 
     def __post_init__(self) -> None:
@@ -122,13 +120,22 @@ class NanGuard:
         """Raise where the step cannot be left out. All ranks know the same, so all raise or none."""
         where = f"step {self.step}: {reason}; its batch is in {self.folder}"
         if self.policy == "rollback":
-            raise NanLossError(where, rollback=self.record_rollback(self.step))
+            raise NanLossError(where, rollback=self.goes_back(self.step))
         if self.policy == "stop":
             raise NanLossError(where)
         if applied:
             raise NanLossError(f"{where}; DeepSpeed's configuration lets such a step change the weights")
         if self._in_a_row > MOST_IN_A_ROW:
             raise NanLossError(f"{where}; the {MOST_IN_A_ROW} steps before it were no better")
+
+    def goes_back(self, step: int) -> bool:
+        """For --on-nan rollback: whether the run may go back for this step, which rank 0 then records. It may not for
+        one that was passed over already, nor for ever."""
+        if step in self.skipped_steps or len(self.skipped_steps) >= MOST_SKIPPED_STEPS:
+            return False
+        if self.rank == 0:
+            write_json_atomic(self.run / SKIP_FILE, {"version": 1, "steps": sorted({*self.skipped_steps, step})})
+        return True
 
     def _drop(self, trainer: Any) -> None:
         """Leave the step out: weights and optimizer stay, the schedule of the learning rate moves on with the count of
@@ -160,7 +167,7 @@ class NanGuard:
         would be worse than none."""
         if not all_ready(_weights_are_finite(model)):
             message = f"step {step}: weights are NaN or infinite, so no checkpoint of them is written"
-            raise NanLossError(message, rollback=self.policy == "rollback" and self.record_rollback(step))
+            raise NanLossError(message, rollback=self.policy == "rollback" and self.goes_back(step))
 
     def _bad_losses(self) -> dict[int, float]:
         """The first loss that is not finite, by rank, before fp16's scaling; called on all ranks."""
@@ -204,13 +211,11 @@ def _weights_are_finite(model: Any) -> bool:
 
 
 def guard_against_nan(plan: TrainingPlan, run: Path, records: RunRecords, console: Console) -> NanGuard:
-    skipped = steps_to_skip(run, plan.recipe, console.notice)
     return NanGuard(
         plan.recipe.spec.on_nan,
         run,
         rank=plan.world.rank,
-        skipped_steps=skipped,
-        record_rollback=rollback_recorder(run, skipped, main=plan.world.is_main),
+        skipped_steps=steps_to_skip(run, plan.recipe, console.notice),
         on_skip=event_reporter(records, console, "nan", " was left out"),
     )
 
@@ -230,17 +235,3 @@ def steps_to_skip(run: Path, recipe: Recipe, notify: Callable[[str], None]) -> f
         pass
     notify(f"{run / SKIP_FILE} is damaged; steps that it named are not left out, and may fail again")
     return frozenset()
-
-
-def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
-    """For --on-nan rollback: records a step (`main`: rank 0 does), and returns whether the run may go back for it. It
-    may not for a step that was passed over already, nor for ever."""
-
-    def record(step: int) -> bool:
-        if step in known or len(known) >= MOST_SKIPPED_STEPS:
-            return False
-        if main:
-            write_json_atomic(run / SKIP_FILE, {"version": 1, "steps": sorted(known | {step})})
-        return True
-
-    return record

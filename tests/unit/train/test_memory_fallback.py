@@ -17,7 +17,7 @@ from dsrun.train.decide_plan import (
     with_fallback,
     with_smaller_batch,
 )
-from dsrun.train.loop.nan import MOST_SKIPPED_STEPS, SKIP_FILE, rollback_recorder, steps_to_skip
+from dsrun.train.loop.nan import MOST_SKIPPED_STEPS, SKIP_FILE, NanGuard, steps_to_skip
 
 
 def recipe(*flags):
@@ -66,17 +66,21 @@ def test_memory_fallback_sets_recompute_and_offload_flags():
     assert with_fallback(recipe("--zero", "0"), MemoryFallback(offload="cpu")).spec.offload == "none"
 
 
+def rolling_back(run, known, rank=0):
+    return NanGuard("rollback", run, rank=rank, skipped_steps=known).goes_back
+
+
 def test_skipped_steps_recorded_and_limited(tmp_path):
     """A step is skipped once, and not too many are."""
     known = frozenset({3})
-    wish = rollback_recorder(tmp_path, known, main=True)
+    wish = rolling_back(tmp_path, known)
     assert not wish(3)
     assert wish(8)
     noted = []
     assert steps_to_skip(tmp_path, recipe(), noted.append) == {3, 8}
     assert steps_to_skip(tmp_path, recipe("--resume", "never"), noted.append) == frozenset()
     assert noted == []
-    assert not rollback_recorder(tmp_path, frozenset(range(MOST_SKIPPED_STEPS)), main=True)(99)
+    assert not rolling_back(tmp_path, frozenset(range(MOST_SKIPPED_STEPS)))(99)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +95,11 @@ def test_damaged_file_of_skipped_steps_is_noted(tmp_path, text):
 
 
 def test_skipped_steps_not_written_by_other_ranks(tmp_path):
-    assert rollback_recorder(tmp_path, frozenset(), main=False)(8)
+    assert rolling_back(tmp_path, frozenset(), rank=1)(8)
     assert not list(tmp_path.iterdir())
 
 
 def test_fresh_start_forgets_memory_fallbacks(tmp_path):
-    rollback_recorder(tmp_path, frozenset(), main=True)(8)
+    rolling_back(tmp_path, frozenset())(8)
     clear_fallbacks(tmp_path)
     assert not list(tmp_path.iterdir())
