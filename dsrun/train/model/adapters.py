@@ -3,20 +3,21 @@
 import logging
 import os
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Linear
 from transformers import AutoTokenizer
 
-from dsrun.errors import UsageError, did_you_mean, one_line
+from dsrun.datafiles import evaluate, toml_beside
+from dsrun.errors import UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model.parameter_groups import matching
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +58,9 @@ def add_lora(
         refuse("lora_rows", count=len(new_tokens), whole=" ".join(tokens), sharded=sharded, bias=bias)
     outputs = model.get_output_embeddings()
     linear = {name: each for name, each in model.named_modules() if isinstance(each, Linear) and each is not outputs}
-    config = LoraConfig(
-        r=spec.lora,
-        lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
-        lora_dropout=spec.lora_dropout,
-        target_modules=lora_targets(spec),
-        exclude_modules=_left_out(model, linear) if lora_targets(spec) == ALL_LINEAR else None,
-        target_parameters=spec.lora_target_parameters or None,
-        modules_to_save=spec.lora_modules_to_save or None,
-        use_rslora=spec.rslora,
-        use_dora=spec.dora,
-        trainable_token_indices={name: list(new_tokens) for name in tokens} or None,
-        task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
-    )
+    names = {"spec": spec, "task": task, "targets": lora_targets(spec), "left_out": _left_out(model, linear)}
+    names |= {"types": TaskType, "rows": {name: list(new_tokens) for name in tokens}}
+    config = LoraConfig(**{name: evaluate(each, names) for name, each in toml_beside(__file__)["lora"].items()})
     _check_modules(model, spec)
     try:
         adapted = get_peft_model(model, config, revision=spec.model_revision)
@@ -179,18 +170,13 @@ def saved_embeddings(model: Any) -> dict[str, bool]:
 def freeze(model: Any, patterns: list[str]) -> int:
     """Take the parameters that match one of these patterns out of training; returns how many numbers they hold.
 
-    A pattern is the name of a module or of a parameter, with `*`, `?` and `[…]` as in file names: `model.embed_tokens`,
-    `model.layers.[0-3].*`. Raises UsageError for one that matches nothing, and where nothing is left to train.
+    `model.embed_tokens` and `model.layers.[0-3].*` are such patterns. Raises UsageError for one that matches nothing,
+    and where nothing is left to train.
     """
     named = dict(model.named_parameters())
     frozen = 0
     for pattern in patterns:
-        matches = [name for name in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
-        if not matches:
-            modules = sorted({name.rpartition(".")[0] for name in named})
-            fix = did_you_mean(pattern, modules, f"its modules are {', '.join(modules[:8])} …")
-            raise UsageError(f"--freeze {pattern}: no parameter of this model has such a name", fix=fix)
-        for name in matches:
+        for name in matching(named, "--freeze", pattern, "parameter", "its modules are"):
             if named[name].requires_grad:
                 frozen += getattr(named[name], "ds_numel", None) or named[name].numel()
                 named[name].requires_grad_(False)

@@ -1,5 +1,6 @@
 """Parameter groups with learning rates of their own: lower ones in lower layers, --lr-for, and LoRA+."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
@@ -65,7 +66,8 @@ class LearningRates:
         Raises UsageError for a pattern that matches no trained parameter, and for a model without layers.
         """
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._check_patterns(trained)
+        for pattern, _ in self.named:
+            matching(trained, "--lr-for", pattern, "trained parameter", "modules that are trained:")
         depths = _depths(model, trained) if self.layer_decay is not None else {}
         # The method looks at the model alone.
         decayed = set(Trainer.get_decay_parameter_names(None, model))
@@ -98,16 +100,19 @@ class LearningRates:
             rate *= self.layer_decay ** depths[name]
         return rate * self.loraplus_ratio if self.loraplus_ratio is not None and _LORA_B in name else rate
 
-    def _check_patterns(self, trained: list[str]) -> None:
-        for pattern, _ in self.named:
-            if not any(_matches(name, pattern) for name in trained):
-                modules = sorted({name.removeprefix(_PEFT).rpartition(".")[0] for name in trained})
-                fix = did_you_mean(pattern, modules, f"modules that are trained: {', '.join(modules[:8])} …")
-                raise UsageError(f"--lr-for {pattern}: no trained parameter of this model has such a name", fix=fix)
+
+def matching(names: Collection[str], flag: str, pattern: str, what: str, modules: str) -> list[str]:
+    """Those of the parameters' names that a pattern of a flag matches, under an adapter by the names of the model below
+    it: it is the name of a module or of a parameter, with `*`, `?` and `[…]` as in file names. Raises UsageError where
+    there is none, which calls the parameters `what`, and their modules `modules`."""
+    if found := [name for name in names if _matches(name, pattern)]:
+        return found
+    known = sorted({name.removeprefix(_PEFT).rpartition(".")[0] for name in names})
+    fix = did_you_mean(pattern, known, f"{modules} {', '.join(known[:8])} …")
+    raise UsageError(f"{flag} {pattern}: no {what} of this model has such a name", fix=fix)
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """As --freeze does, and under an adapter by the names of the model below it."""
     names = (name, name.removeprefix(_PEFT))
     return any(fnmatchcase(each, pattern) or fnmatchcase(each, f"{pattern}.*") for each in names)
 
