@@ -56,14 +56,6 @@ class RunRecords:
         if self.main:
             self._events.write(kind, **details)
 
-    def training(self, step: int, max_steps: int) -> None:
-        self.event("training", step=step, max_steps=max_steps, **attempt(os.environ))
-
-    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """An evaluation is done; its `…_seconds` is how long it took."""
-        seconds = next((value for name, value in metrics.items() if name.endswith("_seconds")), None)
-        self.event("evaluate", step=step, metrics=metrics, seconds=seconds)
-
     def checkpoint(self, phase: str, folder: Path, seconds: float, details: dict[str, Any]) -> None:
         """A save begins, is complete and visible, or has failed; `seconds` is how long training waited for it."""
         where = {"path": folder.name, "step": step_of(folder)}
@@ -115,7 +107,7 @@ def _description(plan: TrainingPlan) -> dict[str, Any]:
         "as_dict": dataclasses.asdict,
         "host": hostname(),
         "commit": git_commit(Path.cwd()),
-        "chosen": speed.record(speed.choices(speed.facts_of(plan)), recipe.spec.speed),
+        "chosen": {"mode": recipe.spec.speed, "choices": speed.choices(speed.facts_of(plan))},
         "versions": versions(),
     }
     names = SubjectNames(plan, {}, **known)

@@ -4,7 +4,7 @@ A training argument that the user gave is kept; --speed decides only what is lef
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -35,15 +35,9 @@ class SpeedFacts:
     liger: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedChoice:
-    """One way to be faster; `values` are the training arguments that it sets, `refuse` the flag against it."""
-
-    name: str
-    applied: bool
-    reason: str
-    refuse: str
-    values: Mapping[str, Any]
+SpeedChoice = dict[str, Any]
+"""One way to be faster, as run.json has it: its `name`, whether it is `applied`, and the `reason`; `refuse`, the flag
+against it; and `values`, the training arguments that it sets."""
 
 
 def facts_of(plan: TrainingPlan) -> SpeedFacts:
@@ -73,10 +67,8 @@ def choices(facts: SpeedFacts) -> tuple[SpeedChoice, ...]:
 
 def values(facts: SpeedFacts) -> dict[str, Any]:
     """The training arguments that the choices set; none that the user gave."""
-    made: dict[str, Any] = {}
-    for each in choices(facts):
-        made |= each.values
-    return {name: value for name, value in made.items() if name not in facts.given}
+    made = [item for each in choices(facts) for item in each["values"].items()]
+    return {name: value for name, value in made if name not in facts.given}
 
 
 def environment(facts: SpeedFacts) -> dict[str, str]:
@@ -88,14 +80,9 @@ def environment(facts: SpeedFacts) -> dict[str, str]:
 
 def lines(made: tuple[SpeedChoice, ...]) -> list[str]:
     """The applied choices, and why each choice was made."""
-    names = ", ".join(each.name for each in made if each.applied)
-    reasons = "; ".join(f"{'' if each.applied else 'no '}{each.name}: {each.reason}" for each in made)
+    names = ", ".join(each["name"] for each in made if each["applied"])
+    reasons = "; ".join(f"{'' if each['applied'] else 'no '}{each['name']}: {each['reason']}" for each in made)
     return [names or "nothing applied", Internal(reasons)]
-
-
-def record(made: tuple[SpeedChoice, ...], mode: str) -> dict[str, Any]:
-    """The choices for run.json."""
-    return {"mode": mode, "choices": [asdict(each) | {"values": dict(each.values)} for each in made]}
 
 
 def compiles(given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> bool:
@@ -113,10 +100,6 @@ def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
 
 def _chosen(choice: dict[str, Any], names: Mapping[str, Any]) -> SpeedChoice:
     rule = next(each for each in choice["rules"] if evaluate(each["when"], names))
-    return SpeedChoice(
-        name=rule.get("name", choice["name"]),
-        applied=bool(evaluate(rule.get("applied", "False"), names)),
-        reason=rule["reason"],
-        refuse=choice["refuse"],
-        values=rule.get("values", {}),
-    )
+    applied = bool(evaluate(rule.get("applied", "False"), names))
+    known = {"name": rule.get("name", choice["name"]), "applied": applied, "reason": rule["reason"]}
+    return known | {"refuse": choice["refuse"], "values": rule.get("values", {})}

@@ -2,6 +2,7 @@
 model FLOPs are read off the parameters of the model as it is trained."""
 
 import math
+import os
 import re
 import resource
 import statistics
@@ -20,6 +21,7 @@ from dsrun.errors import UsageError
 from dsrun.events import PROGRESS_S
 from dsrun.hardware.gpu_facts import peak_bf16_tflops
 from dsrun.recipe.precision import TrainingPrecision
+from dsrun.runs.attempts import attempt
 from dsrun.train.base.console import Console, TrainingBar, duration, number
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.loop.trainer import RunTrainer
@@ -44,7 +46,7 @@ class StepRecorder(TrainerCallback):
     _: KW_ONLY
     flops: ModelFlops | None = None
     peak_flops: float | None = None
-    bar: TrainingBar | None = field(default=None, init=False)
+    bar: TrainingBar = field(init=False)
     _mark: tuple[float, int, int, float] = field(default=(0.0, 0, 0, 0.0), init=False)
     _work_before: list[int] = field(default_factory=lambda: [0] * 5, init=False)
 
@@ -53,16 +55,14 @@ class StepRecorder(TrainerCallback):
         self._set_mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar:
-            self.bar.advance(state.global_step)
+        self.bar.advance(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "loss" in logs:
             record = self._step_record(state, logs)
             self.write(record)
-            if self.bar:
-                self.bar.figures(state.global_step, record, last=state.global_step >= state.max_steps)
+            self.bar.figures(state.global_step, record, last=state.global_step >= state.max_steps)
         elif any(name.startswith("eval_") for name in logs):
             self.write({"step": state.global_step, **logs})
 
@@ -73,8 +73,7 @@ class StepRecorder(TrainerCallback):
         self.console.print(f"step {state.global_step}  evaluation  {shown}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.bar.stop()
 
     def _set_mark(self) -> None:
         trainer = self.trainer
@@ -145,7 +144,7 @@ class EventCallback(TrainerCallback):
         self._reported = clock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.records.training(state.global_step, state.max_steps)
+        self.records.event("training", step=state.global_step, max_steps=state.max_steps, **attempt(os.environ))
         self._reported = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -155,7 +154,8 @@ class EventCallback(TrainerCallback):
             self.records.event("progress", step=state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        self.records.evaluated(state.global_step, metrics)
+        seconds = next((value for name, value in metrics.items() if name.endswith("_seconds")), None)
+        self.records.event("evaluate", step=state.global_step, metrics=metrics, seconds=seconds)
 
 
 class LossSpikeDetector(TrainerCallback):

@@ -48,7 +48,7 @@ def test_given_training_arguments_win(mode, on):
     }
     asked = facts(mode, given=given, **AMPERE)
     assert values(asked) == {}
-    assert {each.applied for each in choices(asked)} == {on}
+    assert {each["applied"] for each in choices(asked)} == {on}
     assert environment(asked) == ({REGIONAL: "true"} if on else {})
 
 
