@@ -1,7 +1,6 @@
 """The end of a run: the final model, its evaluation and its card; or a stop on request, to go on from a checkpoint."""
 
 import os
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,10 @@ SHOWN_EXAMPLES = 5
 def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
     """Write the final model, once its weights are known to be finite."""
     if trainer.already_finished:
-        run.console.notice(_already_finished(trainer))
+        state, arguments = trainer.state, trainer.args
+        key = "all_steps" if arguments.max_steps > 0 else "all_epochs"
+        key = "stopped_early" if state.global_step < state.max_steps else key
+        run.console.notice(notice_of(f"finished.{key}", step=state.global_step, arguments=arguments))
     run.context.heart.enter("exporting")
     trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
     run.console.print("saving the model")
@@ -39,32 +41,28 @@ def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
     save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base, **more if whole else {})
 
 
-@dataclass(frozen=True)
-class FinalResults:
-    """The final metrics by split, without prefix, and the files of texts, which rank 0 alone writes."""
-
-    metrics: dict[str, dict[str, float]]
-    predictions: list[Path]
+SplitMetrics = dict[str, dict[str, float]]
+"""The final metrics by split, without prefix."""
 
 
-def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> FinalResults:
-    """The final evaluation and, with --do-predict, the test split. Raises EvaluationLeftError where the ranks were
-    asked to stop in it."""
+def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> tuple[SplitMetrics, list[Path]]:
+    """The final evaluation and, with --do-predict, the test split: metrics, and the files of texts, which rank 0 alone
+    writes. Raises EvaluationLeftError where the ranks were asked to stop in it."""
     console, plan, data = run.console, run.plan, run.data
-    results = FinalResults({}, [])
+    found: SplitMetrics = {}
+    predictions: list[Path] = []
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
         if split not in plan.phases or rows is None:
             continue
         metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
-        results.metrics[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
+        found[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
         console.print(f"{split}  {format_metrics(metrics, prefix + '_', trainer.plugin_metrics)}")
-        examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
-        if examples and plan.world.is_main:
+        if (examples := trainer.last_examples) and plan.world.is_main:
             file = run.folder.path / f"predictions-{split}.jsonl"
             write_predictions(examples, file)
-            results.predictions.append(file)
+            predictions.append(file)
             _show(console, examples)
-    return results
+    return found, predictions
 
 
 def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
@@ -85,16 +83,18 @@ def _show(console: Console, examples: list[Any]) -> None:
         console.print(f"    -> {shortened(example.prediction)}{reference}")
 
 
-def write_up(run: PreparedRun, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
+def write_up(
+    run: PreparedRun, trainer: RunTrainer, metrics: SplitMetrics, predictions: list[Path], *, seconds: float
+) -> None:
     """Write the model's card and the run's last records, and print the summary; `seconds` were spent in training."""
     run.context.heart.enter("ending")
     run.context.stopping.conclude()
     if "train" in run.plan.phases and run.plan.world.is_main:
-        write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
+        write_cards(run.folder, _card_facts(run, trainer, metrics), notify=run.console.notice)
     # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
     run.records.end(trainer.state.global_step)
     run.context.heart.enter("leaving")  # what computes from here on without a beat hangs
-    _print_summary(run, trainer, results.predictions, seconds)
+    _print_summary(run, trainer, predictions, seconds)
 
 
 def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path], seconds: float) -> None:
@@ -122,13 +122,13 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
             console.print(line, fit=command_text)
 
 
-def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) -> CardFacts:
+def _card_facts(run: PreparedRun, trainer: RunTrainer, metrics: SplitMetrics) -> CardFacts:
     whole = None if run.plan.recipe.spec.text_only else getattr(trainer.model, "whole", None)
     return CardFacts(
         plan=run.plan,
         data=run.data,
         state=trainer.state,
-        metrics=results.metrics,
+        metrics=metrics,
         tokenizer=trainer.processing_class,
         parameters=parameter_count(trainer.model),
         trainable=parameter_count(trainer.model, trainable=True),
@@ -149,13 +149,6 @@ def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:
         run.records.interrupted(step, request)
     if run.plan.world.is_main:
         record_interruption(step, path.name if is_saved else None)
-
-
-def _already_finished(trainer: RunTrainer) -> str:
-    state, arguments = trainer.state, trainer.args
-    key = "all_steps" if arguments.max_steps > 0 else "all_epochs"
-    key = "stopped_early" if state.global_step < state.max_steps else key
-    return notice_of(f"finished.{key}", step=state.global_step, arguments=arguments)
 
 
 def _best_checkpoint(trainer: RunTrainer) -> str | None:

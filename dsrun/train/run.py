@@ -133,13 +133,13 @@ class BegunRun:
         # No checkpoint can be made of the last step's state once the best weights are in its place.
         trainer.may_leave_evaluation = not training or trainer.is_saved or not trainer.args.load_best_model_at_end
         try:
-            results = evaluate_and_predict(parts, trainer)
+            metrics, predictions = evaluate_and_predict(parts, trainer)
         except EvaluationLeftError:
             if training:
                 trainer.save_present()
             self._leave()
             return False
-        write_up(parts, trainer, results, seconds=self.seconds)
+        write_up(parts, trainer, metrics, predictions, seconds=self.seconds)
         return True
 
     def _leave(self) -> None:

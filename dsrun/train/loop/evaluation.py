@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,6 @@ def _rouge(hypotheses: list[str], targets: list[str], beat: Callable[[], None]) 
 EvaluationProgress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Metrics without prefix, the same on all ranks, those of a mixture's set behind its name; examples in the data's
-    order, on rank 0 only."""
-
-    metrics: dict[str, float]
-    examples: list[Example]
-
-
 class Evaluator:
     """Runs a model over a dataset in lock step on all ranks, as ZeRO-3's gathering of parameters needs."""
 
@@ -124,7 +115,9 @@ class Evaluator:
         self.loss = trainer.loss_of_model
         self.rank, self.world_size = trainer.split.rank, trainer.split.world_size
 
-    def run(self, rows: Any, *, generate: bool, progress: EvaluationProgress) -> EvaluationResult:
+    def run(self, rows: Any, *, generate: bool, progress: EvaluationProgress) -> tuple[dict[str, float], list[Example]]:
+        """Metrics without prefix, the same on all ranks, those of a mixture's set behind its name; and examples in the
+        data's order, on rank 0 only."""
         began = time.monotonic()
         sums: Any = 0
         examples: list[Example] = []
@@ -144,7 +137,7 @@ class Evaluator:
         metrics = self.loss.metrics(sums) | self._scores(examples, generate)
         seconds = time.monotonic() - began
         speed = {"seconds": seconds, "samples_per_second": len(rows) / seconds}
-        return EvaluationResult({**metrics, **of_sets, **speed}, examples)
+        return {**metrics, **of_sets, **speed}, examples
 
     def _over(
         self, rows: Any, generate: bool, before: int, total: int, progress: EvaluationProgress

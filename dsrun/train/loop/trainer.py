@@ -11,6 +11,7 @@ import transformers.trainer
 from accelerate.utils import DummyOptim
 from transformers.trainer import _is_peft_model
 
+from dsrun.plugin import Example
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic, plain
@@ -19,7 +20,7 @@ from dsrun.train.checkpoint.save import CheckpointSave
 from dsrun.train.checkpoint.snapshot import write_safetensors
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
-from dsrun.train.loop.evaluation import EvaluationResult, Evaluator, LossState
+from dsrun.train.loop.evaluation import Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, to_device, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
@@ -76,7 +77,7 @@ class RunTrainer(CheckpointingTrainer):
         self._seen = torch.zeros(2, dtype=torch.int64, device=self.args.device)
         self._work = torch.zeros(5, dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
-        self.last_evaluation: EvaluationResult | None = None
+        self.last_examples: list[Example] = []
         self.last_metrics: tuple[int, dict[str, float]] | None = None
         self.step_times = StepTimes(self.args.device.type, self.split.world_size, ddp=ds_config is None)
         self.add_callback(DataPlace(self))
@@ -294,10 +295,10 @@ class RunTrainer(CheckpointingTrainer):
         generate = self.args.predict_with_generate
         before = self.context.heart.phase
         self.context.heart.enter("generating" if generate else "evaluating")
-        result = Evaluator(self).run(rows, generate=generate, progress=self._evaluated())
+        found, examples = Evaluator(self).run(rows, generate=generate, progress=self._evaluated())
         self.context.heart.enter(before)
-        self.last_evaluation = result
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in result.metrics.items()}
+        self.last_examples = examples
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.last_metrics = (self.state.global_step, metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
