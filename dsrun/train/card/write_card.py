@@ -16,6 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from huggingface_hub.repocard_data import CardData
 from yaml import YAMLError
 
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.errors import one_line
 from dsrun.hub.modelscope_cache import local_name
@@ -32,15 +33,6 @@ from dsrun.train.data.data_request import PreparedData
 from dsrun.train.model.load import AUTO_CLASS
 
 _NOT_SCORES = ("seconds", "samples_per_second", "epoch")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitScores:
-    """The final metrics on a split, or on that of one set of a mixture."""
-
-    split: str
-    set: str
-    values: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +88,8 @@ class CardFacts:
         files = ", ".join(map(name_of, self.spec.train_file or self.spec.validation_file))
         return files or self.data.origin.rpartition(": ")[0]
 
-    def scores(self) -> Iterator[SplitScores]:
-        """All final metrics that are finite; those of a mixture's sets by themselves."""
+    def scores(self) -> Iterator[tuple[str, str, dict[str, float]]]:
+        """Split, set and metrics, all final ones that are finite; those of a mixture's sets by themselves."""
         # The longest first: "wiki_loss" is of the set wiki, unless there is one wiki_loss.
         names = sorted(filter(None, self.sets), key=len, reverse=True)
         for split, metrics in self.metrics.items():
@@ -107,7 +99,7 @@ class CardFacts:
                 short = metric.removeprefix(f"{of_set}_") if of_set else metric
                 if short not in _NOT_SCORES and math.isfinite(float(value)):
                     found[of_set][short] = round(float(value), 4)
-            yield from (SplitScores(split=split, set=name, values=values) for name, values in found.items() if values)
+            yield from ((split, name, values) for name, values in found.items() if values)
 
 
 def hub_dataset(spec: TrainSpec) -> str | None:
@@ -175,7 +167,7 @@ def _template() -> Any:
 
 
 def _body(facts: CardFacts, adapter: bool) -> str:
-    scores = {f"{each.split} {each.set}".rstrip(): each.values for each in facts.scores()}
+    scores = {f"{split} {name}".rstrip(): values for split, name, values in facts.scores()}
     return _template().render(
         facts=facts,
         spec=facts.spec,
@@ -264,19 +256,10 @@ def _license(facts: CardFacts) -> dict[str, str]:
 
 
 def _results(facts: CardFacts) -> Iterator[EvalResult]:
-    for scores in facts.scores():
-        spec = facts.sets.get(scores.set, facts.spec)
-        files = ", ".join(name_of(each) for each in getattr(spec, f"{scores.split}_file"))
-        dataset = hub_dataset(spec)
-        for name, value in scores.values.items():
-            yield EvalResult(
-                task_type=facts.pipeline,
-                # The Hub asks for a type of data that it does not have, too.
-                dataset_type=dataset or "custom",
-                dataset_name=scores.set or files or dataset or facts.data_name,
-                # Results of one type, configuration and split are taken for those of one dataset, whatever its name.
-                dataset_config=(None if files else spec.dataset_config) or scores.set or None,
-                dataset_split=scores.split,
-                metric_type=name,
-                metric_value=value,
-            )
+    for split, of_set, values in facts.scores():
+        spec = facts.sets.get(of_set, facts.spec)
+        files = ", ".join(map(name_of, getattr(spec, f"{split}_file")))
+        known = {"facts": facts, "spec": spec, "split": split, "of_set": of_set, "files": files}
+        for metric, value in values.items():
+            known |= {"dataset": hub_dataset(spec), "metric": metric, "value": value}
+            yield EvalResult(**{name: evaluate(each, known) for name, each in toml_beside(__file__)["result"].items()})
