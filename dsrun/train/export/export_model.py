@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 
 from dsrun.errors import DsrunError, ToolError, UsageError
 from dsrun.models.headers import stored_weights
@@ -125,7 +126,10 @@ class _Job:
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
         whole = self._whole(base, config) if itself is None else None
         if self.found.by_module:
-            known = {whole.keys.own(name) or "" for name in whole.stored} if whole else _names(base)
+            stored = stored_weights(base) if base else None
+            known = set(stored.shapes) if stored else set()
+            if whole:
+                known = {whole.keys.own(name) or "" for name in whole.stored}
             weights = as_in_files(weights, empty, known)
         self._write_model(weights, whole)
         final.copy_companions(source, self.folder)
@@ -183,8 +187,11 @@ class _Job:
         self._update_config(weights, rows)
         dtypes = self._dtypes | {weight.dtype for weight in weights if weight.dtype.is_floating_point}
         if by_peft is None and adapter.has_only_pairs and _has_modules(config, stored):
-            reference = _with_base(self.found.reference, stored)
-            self._verify(reference, lambda model: _with_adapter(model, self.request.source), dtypes)
+            reference, adapters = (
+                _with_base(self.found.reference, stored),
+                LoraConfig.from_pretrained(self.request.source),
+            )
+            self._verify(reference, lambda model: get_peft_model(model, adapters), dtypes)
         else:
             if by_peft is None:
                 by_peft = verify.logits(verify.with_adapter(base, self.request.source, vocabulary=rows))
@@ -245,12 +252,6 @@ class _Job:
         verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
 
 
-def _names(base: Path | None) -> set[str]:
-    """Of the tensors in a model's folder, where there is one with safetensors."""
-    stored = stored_weights(base) if base else None
-    return set(stored.shapes) if stored else set()
-
-
 def _has_modules(config: Any, stored: list[ExportWeight]) -> bool:
     """Whether weights have the names that they have in a model of this config; not the experts of a layer, say, which
     it loads as one."""
@@ -269,9 +270,3 @@ def _with_base(adapter: Mapping[str, torch.Tensor], stored: list[ExportWeight]) 
 
     own = set(adapter)
     return LazyWeights((*adapter, *weights), read)
-
-
-def _with_adapter(model: Any, checkpoint: Path) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig.from_pretrained(checkpoint))
