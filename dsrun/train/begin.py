@@ -171,7 +171,8 @@ def _print_header(
 ) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     plan = run.plan
-    how = f"{parameters:,} parameters" + _origin(plan)
+    origin = ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""
+    how = f"{parameters:,} parameters{', from the script' if plan.given.model else origin}"
     if trainable != parameters:
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
     batch, faster = [], []
@@ -195,12 +196,6 @@ def _print_header(
         rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]
     run.console.print()
     run.console.rows(rows)
-
-
-def _origin(plan: TrainingPlan) -> str:
-    if plan.given.model:
-        return ", from the script"
-    return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""
 
 
 def certify_facts(plan: TrainingPlan) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from dsrun.system.variables import cache_root
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import DistributedWorld
-from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
+from dsrun.train.base.plan import NOTHING, Given, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.refusals import notice_of, refuse
 from dsrun.train.data.data_request import PreparedData
@@ -60,7 +60,9 @@ def decide_plan(
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec) if given.config is None else given.config
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
-    recipe = _with_stage(recipe, config, task, world, notify)
+    if recipe.spec.zero == "auto":
+        recipe, chosen = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
+        notify(chosen)
     recipe = with_fallback(recipe, fallback)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     engine.refuse_on_cpu(deepspeed, world.device)
@@ -103,14 +105,6 @@ def _batch(recipe: Recipe, world: DistributedWorld, sharing: int, saved: int | N
     if batch != batch_of_groups(recipe, world.size, of=of, auto=auto):
         notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
     return batch
-
-
-def _with_stage(recipe: Recipe, config: Any, task: ModelTask, world: DistributedWorld, notify: NotePrinter) -> Recipe:
-    if recipe.spec.zero != "auto":
-        return recipe
-    recipe, message = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
-    notify(message)
-    return recipe
 
 
 def _precision(

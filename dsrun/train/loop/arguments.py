@@ -48,7 +48,10 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
     if given.get("optim") in ENGINE_OPTIMIZERS:
         del given["optim"]
     spec = recipe.spec
-    values: dict[str, Any] = _defaults(plan, run, validation is not None)
+    facts = speed.facts_of(plan)
+    os.environ.update(speed.environment(facts))
+    names = {"run": run, "has_validation": validation is not None, "workers": loader_workers(plan.world)}
+    values: dict[str, Any] = {**FIXED, **_evaluated("defaults", plan, **names), **speed.values(facts)}
     values |= _stopping(spec.early_stopping, given)
     values |= given
     if spec.save_every is not None:
@@ -76,13 +79,6 @@ def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any
 def _evaluated(table: str, plan: TrainingPlan, **names: Any) -> dict[str, Any]:
     known = SubjectNames(plan, {}, **names)
     return {name: evaluate(expression, known) for name, expression in toml_beside(__file__)[table].items()}
-
-
-def _defaults(plan: TrainingPlan, run: Path, has_validation: bool) -> dict[str, Any]:
-    names = {"run": run, "has_validation": has_validation, "workers": loader_workers(plan.world)}
-    facts = speed.facts_of(plan)
-    os.environ.update(speed.environment(facts))
-    return {**FIXED, **_evaluated("defaults", plan, **names), **speed.values(facts)}
 
 
 def loader_workers(world: DistributedWorld) -> int:
@@ -129,11 +125,6 @@ def _check_metric(
         return
     fix = did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}")
     raise UsageError(f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}", fix=fix)
-
-
-def text_metrics_of(name: str) -> set[str]:
-    """The scores of generated text of a mixture's set, as --metric-for-best-model names them."""
-    return {f"{prefix}{name}_{each}" for prefix in ("", "eval_") for each in TEXT_METRICS}
 
 
 def check_arguments(arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: NotePrinter) -> None:

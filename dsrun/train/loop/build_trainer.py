@@ -18,13 +18,7 @@ from dsrun.train.base.refusals import refusal
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.mixture import DataMixture, sets_of
-from dsrun.train.loop.arguments import (
-    LOSS_METRICS,
-    as_usage_errors,
-    check_arguments,
-    text_metrics_of,
-    training_arguments,
-)
+from dsrun.train.loop.arguments import LOSS_METRICS, TEXT_METRICS, as_usage_errors, check_arguments, training_arguments
 from dsrun.train.loop.callbacks import guard_trackers
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.nan import guard_against_nan
@@ -187,7 +181,8 @@ class TrainerBuilder(PreparedRun):
         metric = arguments.metric_for_best_model
         splits = [rows for rows in (self.data.validation, self.data.test) if rows is not None]
         for name, rows in sets_of(self.data.validation).items():
-            if name and metric in text_metrics_of(name) and not has_prompts(rows):
+            of_texts = {f"{prefix}{name}_{each}" for prefix in ("", "eval_") for each in TEXT_METRICS}
+            if name and metric in of_texts and not has_prompts(rows):
                 raise refusal("metric.no_prompts_in_set", metric=metric, name=name)
         if arguments.predict_with_generate and not any(map(has_prompts, splits)):
             if metric and not metric.endswith(LOSS_METRICS):

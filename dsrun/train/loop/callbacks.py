@@ -121,7 +121,6 @@ class StepProfiler(TrainerCallback):
         self.steps = steps
         self.file = folder / f"trace-rank{rank}.json"
         self.console = console
-        self._profiler: torch.profiler.profile | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -132,13 +131,10 @@ class StepProfiler(TrainerCallback):
         self._profiler.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._profiler:
-            self._profiler.step()
+        self._profiler.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._profiler:
-            self._profiler.stop()
-            self._profiler = None
+        self._profiler.stop()
 
     def _finish(self, profiler: torch.profiler.profile) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)

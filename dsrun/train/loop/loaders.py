@@ -234,8 +234,6 @@ class SampleLedger(TrainerCallback):
     def __init__(self, trainer: Any, folder: Path) -> None:
         self.trainer = trainer
         self.folder = folder
-        self.attempt = 0
-        self._ledger: LineAppender | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         split = self.trainer.split
@@ -245,12 +243,9 @@ class SampleLedger(TrainerCallback):
         append_start(self._ledger, self.attempt, step=state.global_step, ranks=split.world_size)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._ledger is None:
-            return
         taken = self.trainer.taken
         ids = [each for batch in taken for each in batch.ids]
         append_step(self._ledger, self.attempt, step=state.global_step, epoch=taken[0].epoch, ids=ids)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
+        self._ledger.close()

@@ -29,13 +29,8 @@ def quantization_config(spec: TrainSpec, precision: TrainingPrecision) -> Any:
 
     if spec.quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=DTYPES[precision],
-        bnb_4bit_quant_storage=DTYPES[precision],
-    )
+    dtypes = dict.fromkeys(("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"), DTYPES[precision])
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, **dtypes)
 
 
 def check_quantization(spec: TrainSpec, config: Any, deepspeed: dict[str, Any] | None) -> None:

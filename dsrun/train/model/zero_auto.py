@@ -14,12 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    AutoModelForMultimodalLM,
-    AutoModelForSpeechSeq2Seq,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
@@ -57,15 +52,14 @@ def resolve_zero_auto(
     left_open = dict.fromkeys(("zero", "auto_micro_batch"), "default")
     spec = replace(recipe.spec, zero=None, auto_micro_batch=False)
     opened = replace(recipe, spec=spec, sources=sources | left_open)
-    if world.device == "cpu":
-        message = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as there is no GPU whose memory could run out"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), message
-    try:
-        settings, message = _choose(opened, config, task, precision, _cluster(world))
-    except MissingError:
-        message = f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {config.model_type} models cannot be counted without their weights"
-        return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), message
-    return with_defaults(opened, settings, SOURCE), message
+    why = "there is no GPU whose memory could run out"
+    if world.device != "cpu":
+        try:
+            settings, message = _choose(opened, config, task, precision, _cluster(world))
+            return with_defaults(opened, settings, SOURCE), message
+        except MissingError:
+            why = f"{config.model_type} models cannot be counted without their weights"
+    return with_defaults(opened, {"zero": str(ZERO_STAGE)}, SOURCE), f"{SOURCE}: ZeRO-{ZERO_STAGE}, as {why}"
 
 
 def _choose(
