@@ -134,12 +134,7 @@ class _Job:
         self._write_model(weights, whole)
         final.copy_companions(source, self.folder)
         final.copy_card(source, self.folder)
-        if whole:
-            text = parse_json((source / "config.json").read_text())
-            write_json_atomic(self.folder / "config.json", final.whole_config(text, whole.folder, weights))
-        elif itself and self.request.text_only:
-            self._write_text_config(config)
-        self._update_config(weights)
+        self._write_config(weights, whole, config if itself and self.request.text_only else None)
         dtypes = {weight.name: weight.dtype for weight in weights}
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
         # Rounded as the export is, the checkpoint's weights leave no difference, where they are kept so or exactly.
@@ -178,19 +173,11 @@ class _Job:
         self._write_model(weights, whole)
         final.copy_companions(base, self.folder)
         final.copy_companions(self.request.source, self.folder)
-        changed = self.request.source / "config.json"
-        if whole and changed.is_file():
-            text = parse_json(changed.read_text())
-            write_json_atomic(self.folder / "config.json", final.whole_config(text, whole.folder, weights))
-        elif self.request.text_only:
-            self._write_text_config(verify.read_config(self.folder))
-        self._update_config(weights, rows)
+        self._write_config(weights, whole, verify.read_config(self.folder) if self.request.text_only else None, rows)
         dtypes = self._dtypes | {weight.dtype for weight in weights if weight.dtype.is_floating_point}
         if by_peft is None and adapter.has_only_pairs and _has_modules(config, stored):
-            reference, adapters = (
-                _with_base(self.found.reference, stored),
-                LoraConfig.from_pretrained(self.request.source),
-            )
+            reference = _with_base(self.found.reference, stored)
+            adapters = LoraConfig.from_pretrained(self.request.source)
             self._verify(reference, lambda model: get_peft_model(model, adapters), dtypes)
         else:
             if by_peft is None:
@@ -200,10 +187,6 @@ class _Job:
     def _whole(self, base: Path | None, text: Any) -> WholeCheckpoint | None:
         """The checkpoint that the text model with the config `text` is to be put back into, if it is a part of one."""
         return None if base is None or self.request.text_only else find_whole(str(base), text)
-
-    def _write_text_config(self, config: Any) -> None:
-        config.architectures = [type(verify.empty_model(config)).__name__]
-        config.save_pretrained(self.folder)
 
     def _write_model(self, weights: list[ExportWeight], whole: WholeCheckpoint | None) -> None:
         """Write the weights, of a `whole` with the others that it has, and its other files."""
@@ -236,14 +219,23 @@ class _Job:
             if sha256_of(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
-    def _update_config(self, weights: list[ExportWeight], vocabulary: int | None = None) -> None:
-        """Write the weights' dtype, in which from_pretrained loads them, and a grown vocabulary to config.json."""
-        config = parse_json((self.folder / "config.json").read_text())
+    def _write_config(
+        self, weights: list[ExportWeight], whole: WholeCheckpoint | None, text: Any, vocabulary: int | None = None
+    ) -> None:
+        """Write to config.json what that of the source changes in a `whole`, or `text`, the config of its text model
+        alone; and the weights' dtype, in which from_pretrained loads them, and a grown vocabulary."""
+        file, own = self.folder / "config.json", self.request.source / "config.json"
+        if whole and own.is_file():
+            write_json_atomic(file, final.whole_config(parse_json(own.read_text()), whole.folder, weights))
+        elif text is not None:
+            text.architectures = [type(verify.empty_model(text)).__name__]
+            text.save_pretrained(self.folder)
+        config = parse_json(file.read_text())
         if vocabulary is not None:
             holder = config if "vocab_size" in config else config.setdefault("text_config", {})
             holder["vocab_size"] = vocabulary
         final.set_dtype(config, weights)
-        write_json_atomic(self.folder / "config.json", config)
+        write_json_atomic(file, config)
 
     def _verify(
         self, reference: Mapping[str, torch.Tensor], adapt: Callable[[Any], Any], dtypes: frozenset[torch.dtype]
