@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.compute as pc
 from torch.utils.data import ConcatDataset
 
-from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
 from dsrun.recipe.preflight.splits import SPLITS
 from dsrun.system.terminal.display import NotePrinter
+from dsrun.train.base.refusals import refuse
 from dsrun.train.data.batches import MixtureShares
 from dsrun.train.data.build_splits import BuildProgress
 from dsrun.train.data.data_request import DataRequest, PreparedData
@@ -98,13 +98,11 @@ def _check(request: DataRequest, splits: Mapping[str, Mapping[str, Any]], mix: M
     """Raise UsageError for a split that no set has, and for a set that should be trained on and cannot."""
     for split in SPLITS:
         needed = split in request.required or (split != "validation" and split in request.splits)
-        if needed and not splits[split]:
-            raise UsageError(f"no set of the mixture has {split} data", fix=f"give one of them {split}_file: FILE")
+        refuse("mixture", needed=needed, split=split, there=splits[split])
     for name, options in mix["sets"].items():
         lacks_training = "train" in request.splits and trains(options) and name not in splits["train"]
         is_evaluated = any(name in sets for sets in splits.values())
-        if lacks_training and ("weight" in options or not is_evaluated):
-            raise UsageError(f"set {name} has no training data", fix="to evaluate on it only, use validation_file")
+        refuse("set", name=name, lacks_training=lacks_training, options=options, is_evaluated=is_evaluated)
 
 
 def _notices(prepared: Mapping[str, PreparedData]) -> list[str]:

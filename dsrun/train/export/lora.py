@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
-from dsrun.train.base.refusals import refusal
+from dsrun.train.base.refusals import refusal, refuse
 from dsrun.train.checkpoint.weight_files import ExportWeight, as_in_files, stored_weights
 from dsrun.train.export.final import WEIGHTS, text_weights
 from dsrun.train.export.weights import ADAPTER_CONFIG
@@ -114,12 +114,9 @@ def merged(adapter: LoraAdapter, stored: list[ExportWeight]) -> list[ExportWeigh
     read."""
     parts = _parts(adapter)
     halves = [f"{name}.lora_{half}" for name, change in parts.changes.items() for half in "AB" if half not in change]
-    if halves:
-        raise UsageError(f"the adapter lacks {halves[0]}: its file is not complete")
     known = {weight.name for weight in stored}
     lost = [f"{module}.weight" for module in parts.changes if f"{module}.weight" not in known]
-    if lost:
-        raise UsageError(f"the adapter changes {lost[0]}, which its base model does not have")
+    refuse("merge", halves=halves, lost=lost)
     weights = []
     for weight in stored:
         module = weight.name.removesuffix(".weight")
