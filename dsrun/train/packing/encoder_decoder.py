@@ -211,7 +211,12 @@ def document_positions(segments: torch.Tensor, counted: torch.Tensor) -> torch.T
 
 def trial_of_pairs(model: Any) -> PackingTrial:
     """What shows whether an installed model keeps pairs apart (see measure.py)."""
-    documents = _probed(model)
+    # Token ids spread over the vocabulary, none of them padding.
+    config = model.config.get_text_config()
+    ids = torch.arange(sum(map(sum, PROBED))) * 7919 % max(1, config.vocab_size - 8) + min(8, config.vocab_size - 1)
+    ids[ids == config.pad_token_id] -= 1
+    parts = iter(ids.split([tokens for pair in PROBED for tokens in pair]))
+    documents = [{"input_ids": source, "labels": target} for source, target in zip(parts, parts, strict=True)]
     one, two, three = ({name: ids.flip(0) for name, ids in each.items()} for each in documents)
     rolled = {name: ids.roll(1) for name, ids in three.items()}
     # The second row has another neighbour, and padding on both sides.
@@ -223,15 +228,6 @@ def trial_of_pairs(model: Any) -> PackingTrial:
     unpacked = [_inputs([[documents[1]], [each]], packed=False) for each in (documents[1], two)]
     alone = [_inputs([[each]], packed=False) for each in documents]
     return PackingTrial(alone, packed, changed, spans, (1, 3), (unpacked[0], unpacked[1]))
-
-
-def _probed(model: Any) -> list[dict[str, torch.Tensor]]:
-    """Documents of token ids spread over the vocabulary, none of them padding."""
-    config = model.config.get_text_config()
-    ids = torch.arange(sum(map(sum, PROBED))) * 7919 % max(1, config.vocab_size - 8) + min(8, config.vocab_size - 1)
-    ids[ids == config.pad_token_id] -= 1
-    parts = iter(ids.split([tokens for pair in PROBED for tokens in pair]))
-    return [{"input_ids": source, "labels": target} for source, target in zip(parts, parts, strict=True)]
 
 
 def _inputs(rows: TokenRows, *, packed: bool) -> dict[str, torch.Tensor]:

@@ -89,17 +89,15 @@ def _largest(parts: Sequence[torch.Tensor]) -> float:
 
 def tolerance(model: Any) -> float:
     """For logits that other shapes have rounded otherwise, by the precision in which the model multiplies."""
-    exact = min(widths(model), default=4) >= 4 and _multiplies_exactly(next(model.parameters()).device)
-    return TOLERANCE if exact else TOLERANCE_ROUNDED
+    if min(widths(model), default=4) < 4:
+        return TOLERANCE_ROUNDED
+    # Whether products of fp32 keep its bits is measured, as several switches of torch allow TF32, or bf16 on CPUs.
+    one = torch.linspace(1, 2, 256 * 256, device=next(model.parameters()).device).view(256, 256)
+    exact = one.double() @ one.double()
+    is_exact = bool(((one @ one).double() - exact).abs().max() <= 1e-5 * exact.abs().max())
+    return TOLERANCE if is_exact else TOLERANCE_ROUNDED
 
 
 def widths(model: Any) -> set[int]:
     """Bytes of a weight; packed ones, which are no floating-point numbers, left out."""
     return {each.dtype.itemsize for each in model.parameters() if each.is_floating_point()}
-
-
-def _multiplies_exactly(device: torch.device) -> bool:
-    """Whether products of fp32 keep its bits. Measured, as several switches of torch allow TF32, or bf16 on CPUs."""
-    one = torch.linspace(1, 2, 256 * 256, device=device).view(256, 256)
-    exact = one.double() @ one.double()
-    return bool(((one @ one).double() - exact).abs().max() <= 1e-5 * exact.abs().max())

@@ -121,7 +121,10 @@ def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -
 
 def trial_of_documents(model: Any, method: PackingMethod, lengths: tuple[int, ...] = DOCUMENTS) -> PackingTrial:
     """Three documents of so many tokens, in rows of other layouts, so that none is read with the borders of another."""
-    ids = _documents(model, lengths)
+    vocabulary = model.config.get_text_config().vocab_size
+    # Times a prime, so that the ids spread over the vocabulary.
+    spread = (torch.arange(sum(lengths)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
+    ids = list(spread.split(lengths))
     others = [document.roll(1) for document in ids]
     rows = [ids, ids[::-1]]
     changed = [[others[0], ids[1], others[2]], [others[2], others[1], ids[0]]]
@@ -132,14 +135,6 @@ def trial_of_documents(model: Any, method: PackingMethod, lengths: tuple[int, ..
         start += lengths[number]
     one, other = ({"input_ids": torch.stack([ids[1], each])} for each in (ids[1], others[1]))
     return PackingTrial([{"input_ids": each[None]} for each in ids], packed, beside_others, spans, (1, 5), (one, other))
-
-
-def _documents(model: Any, lengths: tuple[int, ...]) -> list[torch.Tensor]:
-    """Token ids, int64 [length] each, spread over the vocabulary."""
-    vocabulary = model.config.get_text_config().vocab_size
-    # Times a prime, so that the ids spread over the vocabulary.
-    ids = (torch.arange(sum(lengths)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
-    return list(ids.split(lengths))
 
 
 def packed_inputs(
