@@ -20,17 +20,14 @@ from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
 from dsrun.system.host import cpu_bf16
 from dsrun.system.terminal.display import NotePrinter
-from dsrun.system.variables import cache_root
-from dsrun.train.base import distributed as worlds
 from dsrun.train.base.console import Internal
-from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.distributed import DistributedWorld, bf16_supported
 from dsrun.train.base.plan import NOTHING, Given, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.refusals import notice_of, refuse
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import SKIP_FILE
-from dsrun.train.model import load as models
 from dsrun.train.model.adapters import check_adapters
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
@@ -58,8 +55,8 @@ def decide_plan(
 ) -> TrainingPlan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
-    config = models.load_config(recipe.spec) if given.config is None else given.config
-    task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
+    config = load_config(recipe.spec) if given.config is None else given.config
+    task = decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     if recipe.spec.zero == "auto":
         recipe, chosen = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
         notify(chosen)
@@ -113,7 +110,7 @@ def _precision(
     return decide_precision(
         recipe.hf,
         model_type=config.model_type,
-        bf16_supported=worlds.bf16_supported(world.device, cpu_bf16()),
+        bf16_supported=bf16_supported(world.device, cpu_bf16()),
         device=world.device,
         deepspeed=deepspeed,
         force=recipe.spec.force,
@@ -126,7 +123,7 @@ def with_demo(recipe: Recipe, *, notify: NotePrinter) -> tuple[Recipe, str]:
     spec = recipe.spec
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
-        paths = materialise(spec.model, cache_root() / "demo" / spec.model)
+        paths = materialise(spec.model, variables.cache_root() / "demo" / spec.model)
         ranks, sizes = int(os.environ.get("WORLD_SIZE", "1")), any(map(recipe.given, BATCH_FLAGS))
         values = settings_on(spec.model, ranks, sizes=sizes, auto=spec.auto_micro_batch)
         recipe = with_defaults(recipe, values, spec.model)
@@ -136,7 +133,7 @@ def with_demo(recipe: Recipe, *, notify: NotePrinter) -> tuple[Recipe, str]:
         return recipe, title
     else:
         task = decide_task(load_config(spec), spec.task, spec.model)
-        paths = data_only(task, cache_root() / "demo" / f"data-{task}")
+        paths = data_only(task, variables.cache_root() / "demo" / f"data-{task}")
         notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     return (recipe if has_data(spec) else with_defaults(recipe, _data(paths, spec), "demo data")), title
 

@@ -90,7 +90,21 @@ def write_up(
     run.context.heart.enter("ending")
     run.context.stopping.conclude()
     if "train" in run.plan.phases and run.plan.world.is_main:
-        write_cards(run.folder, _card_facts(run, trainer, metrics), notify=run.console.notice)
+        whole = None if run.plan.recipe.spec.text_only else getattr(trainer.model, "whole", None)
+        facts = CardFacts(
+            plan=run.plan,
+            data=run.data,
+            state=trainer.state,
+            metrics=metrics,
+            tokenizer=trainer.processing_class,
+            parameters=parameter_count(trainer.model),
+            trainable=parameter_count(trainer.model, trainable=True),
+            best=_best_checkpoint(trainer),
+            name=run.folder.path.resolve().name,
+            repository=run.plan.recipe.hf.get("hub_model_id"),
+            loader="AutoModelForImageTextToText" if whole else None,
+        )
+        write_cards(run.folder, facts, notify=run.console.notice)
     # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
     run.records.end(trainer.state.global_step)
     run.context.heart.enter("leaving")  # what computes from here on without a beat hangs
@@ -120,23 +134,6 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
         console.print("next, a real model on the demo's data or on yours:")
         for line in notices("next").values():
             console.print(line, fit=command_text)
-
-
-def _card_facts(run: PreparedRun, trainer: RunTrainer, metrics: SplitMetrics) -> CardFacts:
-    whole = None if run.plan.recipe.spec.text_only else getattr(trainer.model, "whole", None)
-    return CardFacts(
-        plan=run.plan,
-        data=run.data,
-        state=trainer.state,
-        metrics=metrics,
-        tokenizer=trainer.processing_class,
-        parameters=parameter_count(trainer.model),
-        trainable=parameter_count(trainer.model, trainable=True),
-        best=_best_checkpoint(trainer),
-        name=run.folder.path.resolve().name,
-        repository=run.plan.recipe.hf.get("hub_model_id"),
-        loader="AutoModelForImageTextToText" if whole else None,
-    )
 
 
 def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:

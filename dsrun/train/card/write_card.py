@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,7 @@ def model_card(facts: CardFacts, *, adapter: bool) -> str:
     return front + mark + body
 
 
-@cache
-def _template() -> Any:
+def _body(facts: CardFacts, adapter: bool) -> str:
     import jinja2  # a card is written once, at the end
 
     environment = jinja2.Environment(
@@ -163,12 +162,8 @@ def _template() -> Any:
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"code": _code, "name_of": name_of, "json": partial(json.dumps, ensure_ascii=False)}
-    return environment.get_template("card.md.j2")
-
-
-def _body(facts: CardFacts, adapter: bool) -> str:
     scores = {f"{split} {name}".rstrip(): values for split, name, values in facts.scores()}
-    return _template().render(
+    return environment.get_template("card.md.j2").render(
         facts=facts,
         spec=facts.spec,
         plan=facts.plan,

@@ -56,7 +56,13 @@ def data_rows(
 ) -> list[tuple[str, str]]:
     """The same for people, where there is something to say: names and values. `fewer` and `even` are what makes batches
     smaller and less padded."""
-    rows = [("data", data.origin), *_unread(facts["splits"])]
+    rows = [("data", data.origin)]
+    # Splits and sets with the same columns that nothing reads share a line.
+    unread: dict[str, list[str]] = {}
+    for each in facts["splits"]:
+        if each["unread"]:
+            unread.setdefault(columns_in_words(each["unread"]), []).append(each["name"])
+    rows += [("not read", f"{', '.join(names)}: {columns}") for columns, names in unread.items()]
     for each in facts["splits"]:
         if found := each["dropped"]:
             parts = [f"{it['rows']:,} {REASONS[why]} (the first: {it['first']})" for why, it in found.items()]
@@ -85,15 +91,6 @@ def data_rows(
             fix = f" ({FIX})" if max(each["unknown"].values()) >= SOME else ""
             rows.append(("unknown", f"{each['name']}: {', '.join(shares)} are unknown to the tokenizer, and lost{fix}"))
     return rows
-
-
-def _unread(splits: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The columns that nothing reads; splits and sets with the same ones share a line."""
-    named: dict[str, list[str]] = {}
-    for each in splits:
-        if each["unread"]:
-            named.setdefault(columns_in_words(each["unread"]), []).append(each["name"])
-    return [("not read", f"{', '.join(names)}: {columns}") for columns, names in named.items()]
 
 
 def percent(share: float) -> str:

@@ -45,7 +45,13 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
             what = f"{empty[0]} is empty (zero3_empty_weights)" if empty else lacks
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
         reads = {weight.name: weight.read for weight in stored}
-        return FoundWeights(stored, LazyWeights(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
+        notices: tuple[str, ...] = ()
+        if dtype == torch.float32 and not dtypes <= {torch.float32}:
+            saved = ", ".join(sorted(str(each).removeprefix("torch.") for each in dtypes))
+            notices = (
+                f"its weights were saved in {saved}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",
+            )
+        return FoundWeights(stored, LazyWeights(reads, lambda name: reads[name]()), dtypes, notices)
     module = _Module(zero)
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
@@ -62,14 +68,6 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
     return FoundWeights(weights, renamed(module.reference(), names), dtypes, (notice,), by_module=not lora)
-
-
-def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[str, ...]:
-    """A notice where fp32 was asked for, and there is nothing but a rounding to take it from."""
-    if dtype != torch.float32 or saved <= {torch.float32}:
-        return ()
-    names = ", ".join(sorted(str(each).removeprefix("torch.") for each in saved))
-    return (f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",)
 
 
 def _floating(weights: list[ExportWeight]) -> frozenset[torch.dtype]:

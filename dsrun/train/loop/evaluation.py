@@ -78,30 +78,24 @@ def text_scores(
     if not references:
         return {}
     import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
 
     hypotheses = [text.strip() for text in predictions]
     targets = [text.strip() for text in references]
     beat()
-    exact = sum(h == t for h, t in zip(hypotheses, targets, strict=True)) / len(targets)
-    return {
+    found = {
         "bleu": sacrebleu.corpus_bleu(hypotheses, [targets]).score,
         "chrf": sacrebleu.corpus_chrf(hypotheses, [targets]).score,
-        **_rouge(hypotheses, targets, beat),
-        "exact_match": 100 * exact,
     }
-
-
-def _rouge(hypotheses: list[str], targets: list[str], beat: Callable[[], None]) -> dict[str, float]:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
     # rougeLsum wants one sentence a line; text without line breaks is one sentence.
-    scores = []
+    scorer, scores = RougeScorer(list(ROUGE_TYPES), use_stemmer=True), []
     for number, (target, hypothesis) in enumerate(zip(targets, hypotheses, strict=True)):
         scores.append(scorer.score(target, hypothesis))
         if number % _BEAT_EVERY == 0:
             beat()
-    return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
+    found |= {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
+    exact = sum(h == t for h, t in zip(hypotheses, targets, strict=True)) / len(targets)
+    return found | {"exact_match": 100 * exact}
 
 
 EvaluationProgress = Callable[[int, int], None]

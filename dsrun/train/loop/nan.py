@@ -109,7 +109,10 @@ class NanGuard:
     def _handle(self, trainer: Any, norm: Any, bad: dict[int, float], optimizer: Any) -> None:
         reason = "its batch led to a NaN before and was skipped"
         if self.step not in self.skipped_steps:
-            reason = _describe(norm, bad)
+            reason = f"the gradient norm is {float(norm) if norm is not None else 'not finite'}"
+            if bad:
+                ranks = f"rank{'' if len(bad) == 1 else 's'} {', '.join(map(str, bad))}"
+                reason = f"the loss is {next(iter(bad.values()))} on {ranks}"
             self._in_a_row += 1
             self._save()
             self._decide(reason, applied=trainer.is_deepspeed_enabled and not getattr(optimizer, "overflow", False))
@@ -189,14 +192,6 @@ class NanGuard:
             "samples": self._samples,
         }
         torch.save(facts, self.folder / f"step-{self.step}-rank-{self.rank}.pt")
-
-
-def _describe(norm: Any, bad: dict[int, float]) -> str:
-    """What is not finite, and on which ranks."""
-    if not bad:
-        return f"the gradient norm is {float(norm) if norm is not None else 'not finite'}"
-    ranks = f"rank{'' if len(bad) == 1 else 's'} {', '.join(map(str, bad))}"
-    return f"the loss is {next(iter(bad.values()))} on {ranks}"
 
 
 def _weights_are_finite(model: Any) -> bool:

@@ -58,9 +58,9 @@ def add_lora(
         refuse("lora_rows", count=len(new_tokens), whole=" ".join(tokens), sharded=sharded, bias=bias)
     outputs = model.get_output_embeddings()
     linear = {name: each for name, each in model.named_modules() if isinstance(each, Linear) and each is not outputs}
-    names = {"spec": spec, "task": task, "targets": lora_targets(spec), "left_out": _left_out(model, linear)}
-    names |= {"types": TaskType, "rows": {name: list(new_tokens) for name in tokens}}
-    config = LoraConfig(**{name: evaluate(each, names) for name, each in toml_beside(__file__)["lora"].items()})
+    known: dict[str, Any] = {"spec": spec, "task": task, "types": TaskType, "left_out": _left_out(model, linear)}
+    known |= {"targets": lora_targets(spec), "rows": {name: list(new_tokens) for name in tokens}}
+    config = LoraConfig(**{name: evaluate(each, known) for name, each in toml_beside(__file__)["lora"].items()})
     _check_modules(model, spec)
     try:
         adapted = get_peft_model(model, config, revision=spec.model_revision)

@@ -61,7 +61,12 @@ class WeightsJudgement:
 
 def judge(model: Any, differences: WeightDifferences) -> WeightsJudgement:
     head = _new_head(model, differences)
-    parts = {name for name in differences.unexpected if _is_part_left_out(model, name)}
+    # Of a part that the model does not have at all (a vision tower, another head, layers that predict tokens after the
+    # next), or computed. Any other would change what the model computes.
+    parts = {name for name in differences.unexpected if name.rpartition(".")[2] in COMPUTED}
+    parts |= {
+        each for each in differences.unexpected if _is_no_part(model, each) and _is_no_part(model.base_model, each)
+    }
     # Tables of sines, which a model computes and some versions of transformers save.
     modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in differences.missing}
     computed = {name for name, module in modules.items() if "Sinusoidal" in type(module).__name__}
@@ -141,12 +146,6 @@ def _new_head(model: Any, differences: WeightDifferences) -> set[str]:
     if any(name.startswith(prefix) for name in differences.drawn):
         return set()
     return set(differences.missing)
-
-
-def _is_part_left_out(model: Any, name: str) -> bool:
-    """Whether a tensor belongs to a part that the model does not have at all (a vision tower, another head, layers that
-    predict tokens after the next), or was computed. Any other would change what the model computes."""
-    return name.rpartition(".")[2] in COMPUTED or all(_is_no_part(start, name) for start in (model, model.base_model))
 
 
 def _is_no_part(start: Any, name: str) -> bool:

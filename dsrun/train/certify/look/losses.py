@@ -236,17 +236,14 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _same_evaluation(check: str, subject: CertifySubject, trained: str, reloaded: str) -> Iterator[Finding]:
-    live, again = (_evaluation(subject.runs[name].folder) for name in (trained, reloaded))
+    """Whether the last evaluations of two runs give one loss."""
+    rows = (read_records(RunFolder(subject.runs[name].folder).metrics) for name in (trained, reloaded))
+    live, again = (float([row["eval_loss"] for row in each if "eval_loss" in row][-1]) for each in rows)
     apart = difference([again], [live])
     if apart <= bounds_of(subject).loss:
         yield finding_of(f"{check}.same_loss", apart=apart)
     else:
         yield finding_of(f"{check}.other_loss", where=reloaded, found=again, live=live)
-
-
-def _evaluation(folder: Path) -> float:
-    """The loss of the run's last evaluation."""
-    return float([row["eval_loss"] for row in read_records(RunFolder(folder).metrics) if "eval_loss" in row][-1])
 
 
 def generated(subject: CertifySubject) -> Iterator[Finding]:
