@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from dsrun.train.run import prepare_run, run
 def main(file: str) -> int:
     rank = int(os.environ["RANK"])
     for name, flags in json.loads(Path(file).read_text(encoding="utf-8")):
-        began = time.monotonic()
         error = ""
         try:
             _train(flags, rank)
@@ -36,9 +34,8 @@ def main(file: str) -> int:
             traceback.print_exc()
             error = one_line(raised)
         if rank == 0 or error:
-            outcome = {"run": name, "rank": rank, "error": error, "seconds": round(time.monotonic() - began, 2)}
             with Path(f"{file}.done").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(outcome) + "\n")
+                lines.write(json.dumps({"run": name, "rank": rank, "error": error}) + "\n")
         if error:
             return 1
         forget()

@@ -140,9 +140,8 @@ class _RankGroup:
         """Of each run that has ended, in order, to the first that has failed."""
         try:
             for run in self._runs:
-                error, seconds = self._end_of(run)
-                yield SmallRun(run.name, run.says, self._scratch / run.name, error, seconds)
-                if error:
+                yield (ended := SmallRun(run.name, run.says, self._scratch / run.name, self._end_of(run)))
+                if ended.error:
                     return
         finally:
             for process in self._processes:
@@ -150,28 +149,28 @@ class _RankGroup:
                     os.kill(process.pid, 9)
                 process.wait()
 
-    def _end_of(self, run: PlannedRun) -> tuple[str, float]:
-        """Why a run failed, "" where it did not, and its seconds."""
+    def _end_of(self, run: PlannedRun) -> str:
+        """Why a run failed, "" where it did not."""
         now = began = worked = time.monotonic()
         used = 0.0
         # On a busy machine ranks that wait for each other's turn take many times as long, but they do compute.
         while now - worked < self._limit_s and now - began < _BUSY * self._limit_s:
             if found := self._said(run):
                 # Of several ranks that fail, those after the first may only have lost a peer.
-                first = next((each for each in found if each["error"]), found[0])
-                return first["error"], first["seconds"]
+                return next(filter(None, found), "")
             codes = [process.poll() for process in self._processes]
             if any(codes) and not self._said(run):
                 rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {rank} {how}", time.monotonic() - began
+                return f"rank {rank} {how}"
             time.sleep(_POLL_S)
             now = time.monotonic()
             if (spent := _cpu_seconds(self._processes)) > used + _WORK_S:
                 used, worked = spent, now
-        return f"it did not end within {now - began:.0f} s", now - began
+        return f"it did not end within {now - began:.0f} s"
 
-    def _said(self, run: PlannedRun) -> list[dict[str, Any]]:
+    def _said(self, run: PlannedRun) -> list[str]:
+        """The errors of the ranks that a run has ended on, "" for none."""
         file = Path(f"{self._file}.done")
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        return [found for found in map(json.loads, lines) if found["run"] == run.name]
+        return [found["error"] for found in map(json.loads, lines) if found["run"] == run.name]

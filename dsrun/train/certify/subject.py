@@ -40,7 +40,6 @@ class SmallRun:
     says: str
     folder: Path
     error: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
