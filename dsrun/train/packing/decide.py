@@ -119,12 +119,16 @@ def _probe(plan: TrainingPlan, model: Any) -> ProbeVerdict:
     spec = plan.recipe.spec
     is_whole = stage_of(plan.deepspeed) < 3 and not spec.quantization and not plan.recipe.hf.get("fsdp")
     dtype = None if plan.precision == "fp32" else DTYPES[plan.precision]
-    # To which DeepSpeed casts the weights.
-    section, cast = (plan.deepspeed or {}).get(plan.precision), DTYPES[plan.precision]
-    enabled = isinstance(section, dict) and section.get("enabled", "auto")
-    if plan.world.device == "cuda" and is_whole and not all_ready(_moved(model, cast if enabled else None)):
+    if plan.world.device == "cuda" and is_whole and not all_ready(_moved(model, _engine_dtype(plan))):
         return ProbeVerdict(None, None, f"{type(model).__name__} was not probed: the GPU has no room for its weights")
     return probe(model, pairs=plan.task == "seq2seq", autocast=dtype)
+
+
+def _engine_dtype(plan: TrainingPlan) -> torch.dtype | None:
+    """The dtype to which DeepSpeed casts the weights, None where it does not."""
+    section = (plan.deepspeed or {}).get(plan.precision)
+    enabled = isinstance(section, dict) and section.get("enabled", "auto")
+    return DTYPES[plan.precision] if enabled else None
 
 
 def _moved(model: Any, dtype: torch.dtype | None) -> bool:
