@@ -19,7 +19,7 @@ from dsrun.system.terminal.stderr import print_note
 
 _CONNECT_S = 5.0
 _RETRY_S = 0.3
-_LONGEST_HANDSHAKE_S = 40.0
+_HANDSHAKE_S, _LONGEST_HANDSHAKE_S = 10.0, 40.0
 
 
 class _AnotherRun(UsageError):
@@ -46,7 +46,7 @@ def join(
     began = time.monotonic()
     told = began + messages.TELL_S
     why: dict[int, str] = {}
-    handshake_s = _CONNECT_S
+    handshake_s = _HANDSHAKE_S
     while True:
         pause = _RETRY_S
         for port in place.coordinator_ports:

@@ -164,7 +164,7 @@ def test_rendezvous_silent_connection_times_out(cluster, monkeypatch):
 @pytest.mark.parametrize("words", [[b"SSH-2.0-OpenSSH_9.6\r\n"], [b'{"challenge": 1}\n', b'{"proof": "\xc3\xa9"}\n']])
 def test_rendezvous_client_ignores_other_program_on_port(cluster, monkeypatch, words):
     """It goes on looking for the first node until its time is up."""
-    monkeypatch.setattr(follower_module, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(follower_module, "_HANDSHAKE_S", 0.5)
     with listen(cluster.host, cluster.port) as other:
         talker = threading.Thread(target=_talk, args=(other, words), daemon=True)
         talker.start()
@@ -375,7 +375,7 @@ def test_rendezvous_nodes_come_back_less_often_to_one_that_does_not_answer(clust
 
     with listen(cluster.host, cluster.port) as server:
         threading.Thread(target=hang_up, daemon=True).start()
-        assert _pauses(cluster, monkeypatch, 5) == [10, 20, 40, 40, 40]
+        assert _pauses(cluster, monkeypatch, 5) == [20, 40, 40, 40, 40]
         server.shutdown(socket.SHUT_RDWR)
 
 
