@@ -44,11 +44,11 @@ def main() -> bool:
     lock = read_lock()
     with tempfile.TemporaryDirectory(prefix="dsrun-bench-") as scratch:
         folder = Path(scratch)
-        sdist = fetch_sdist(lock.default, lock.sdists[lock.default], folder, cache=cache_root() / "sdists")
+        sdist = fetch_sdist(lock["default"], lock["sdist"][lock["default"]], folder, cache=cache_root() / "sdists")
         env = _environment(folder)
         (folder / "cache/sdists").mkdir(parents=True)
         shutil.copyfile(sdist, folder / "cache/sdists" / sdist.name)
-        print(f"{ops} for {arch}, DeepSpeed {lock.default}, {os.cpu_count()} cores")
+        print(f"{ops} for {arch}, DeepSpeed {lock['default']}, {os.cpu_count()} cores")
         print(LINE.format("", "seconds", "stock takes", "MB"))
         stock = _report("stock", None, *_stock(sdist, folder, env, arch, variables))
         _report("cold", stock, *_dsrun(arch, ops, {**env, "CCACHE_DISABLE": "1"}))

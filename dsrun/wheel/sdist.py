@@ -6,11 +6,11 @@ import shutil
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -24,18 +24,10 @@ _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SdistLock:
-    """build/deepspeed.lock.toml: the version built by default and the SHA-256 (hex) of each version's sdist."""
-
-    default: str
-    sdists: Mapping[str, str]
-
-
 @cache
-def read_lock() -> SdistLock:
-    table = read_toml(data_folder("build") / "deepspeed.lock.toml")
-    return SdistLock(default=table["default"], sdists=dict(table["sdist"]))
+def read_lock() -> dict[str, Any]:
+    """build/deepspeed.lock.toml: `default`, the version built by default, and `sdist`, the SHA-256 (hex) by version."""
+    return read_toml(data_folder("build") / "deepspeed.lock.toml")
 
 
 def release_version(text: str, where: object) -> str:

@@ -39,7 +39,7 @@ def identify_source(text: str | None) -> SourceIdentity:
     """
     if text is None or not text.strip():
         lock = read_lock()
-        return _released(lock.default, lock.sdists[lock.default])
+        return _released(lock["default"], lock["sdist"][lock["default"]])
     text = text.strip()
     if text.startswith("git+"):
         commit = remote_commit(parse_remote(text))
@@ -102,26 +102,26 @@ def _released(version: str, sha256: str) -> SourceIdentity:
 
 def _hash_of(version: str, given: str | None) -> str:
     """The expected hash of the sdist of `version`: the lock's, else the given one."""
-    locked = read_lock().sdists.get(version)
+    locked: str | None = read_lock()["sdist"].get(version)
     if locked and given and given.lower() != locked:
         raise UsageError(f"the lock's SHA-256 of DeepSpeed {version} is {locked}, not {given.lower()}")
     if locked or given:
         return locked or str(given).lower()
-    near = nearest(version, read_lock().sdists)
+    near = nearest(version, read_lock()["sdist"])
     hint = f"did you mean {near}? " if near else ""
     what = f"the lock of dsrun has no hash for DeepSpeed {version} (it has {_versions()})"
     raise UsageError(what, fix=f"{hint}name the hash you trust: --deepspeed '{version}#sha256=HEX', or give the file")
 
 
 def _versions() -> str:
-    return ", ".join(read_lock().sdists)
+    return ", ".join(read_lock()["sdist"])
 
 
 def _file(path: Path) -> SourceIdentity:
     """An sdist on disk. One named as a version of the lock must have its hash."""
     sha256 = sha256_of(path)
     version = read_version(path)
-    locked = read_lock().sdists.get(version)
+    locked = read_lock()["sdist"].get(version)
     if locked == sha256:
         return _released(version, sha256)
     named = re.fullmatch(r"deepspeed-(.+)\.tar\.gz", path.name)

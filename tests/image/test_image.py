@@ -79,7 +79,7 @@ def test_build_stage_compiles_operations(builder, tmp_path):
     """The stage that makes the wheels has all that `dsrun build-wheel` compiles with; the default operations of the
     image may have been compiled before."""
     stage = Container(builder.images["wheels"], tmp_path)
-    sdist = fetch_sdist(version("deepspeed"), read_lock().sdists[version("deepspeed")], user_cache() / "sdists")
+    sdist = fetch_sdist(version("deepspeed"), read_lock()["sdist"][version("deepspeed")], user_cache() / "sdists")
     tree = tiny_tree(sdist, stage.runs / "tree")
     flags = ["--arch", "cpu", "--ops", "cpu_lion", "--deepspeed", f"/runs/tree/{tree.name}"]
     env = {"DSRUN_CACHE": "/runs/cache"}

@@ -194,7 +194,7 @@ def sdist():
     """The source of the DeepSpeed that is installed here, kept in the user's cache."""
     return fetch_sdist(
         version("deepspeed"),
-        read_lock().sdists[version("deepspeed")],
+        read_lock()["sdist"][version("deepspeed")],
         user_cache() / "sdists",
     )
 

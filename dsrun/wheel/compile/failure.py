@@ -88,7 +88,9 @@ def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
         return disk_full(folder, failure.what if failure else os.strerror(errno.ENOSPC))
     if failure is None:
         label = next((label for label, code in codes.items() if code), "")
-        what = _last_line(log, label) or "it printed nothing"
+        split = map(split_line, log.read_text(encoding="utf-8", errors="replace").splitlines())
+        printed = [text.strip() for name, text in split if name == label and not text.startswith((BEGIN, END))]
+        what = next(filter(None, reversed(printed)), "it printed nothing")
         return ToolError(f"the build of {label or 'the wheel'} failed: {what}")
     if failure.cause == "memory":
         return ToolError(
@@ -99,12 +101,6 @@ def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
     # ccache gives the compiler paths that are relative to where it runs, the tree's build folder.
     sentence = re.sub(r"^(\.\./)+", "", failure.sentence.replace(tree, ""))
     return ToolError(f"{failure.label}: {sentence}")
-
-
-def _last_line(log: Path, label: str) -> str:
-    lines = map(split_line, log.read_text(encoding="utf-8", errors="replace").splitlines())
-    printed = [text.strip() for name, text in lines if name == label and not text.startswith((BEGIN, END))]
-    return next((text for text in reversed(printed) if text), "")
 
 
 def disk_full(folder: Path, why: str) -> ToolError:

@@ -264,10 +264,11 @@ class CompileProbe:
         return self._known[name]
 
     def _query(self, wanted: BuildNeed) -> bool:
-        if wanted.module and self._has_module(wanted.module):
-            return True
-        if wanted.module and not wanted.headers:
-            return False
+        if wanted.module:
+            code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({wanted.module!r}) is None)"
+            found = capture([self._python, "-c", code], seconds=_TIMEOUT_S).returncode == 0
+            if found or not wanted.headers:
+                return found
         if wanted.name == "oneccl" and not self._environ.get("CCL_ROOT"):
             return False  # its builder raises without the variable, wherever the header is
         include = self._include(wanted)
@@ -284,7 +285,3 @@ class CompileProbe:
         if self._home is not None:
             roots.append(self._home)
         return [folder for root in roots for folder in (root / "include", root) if folder.is_dir()]
-
-    def _has_module(self, module: str) -> bool:
-        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-        return capture([self._python, "-c", code], seconds=_TIMEOUT_S).returncode == 0

@@ -20,7 +20,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
 from dsrun.system.scratch import scratch_folder
-from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, open_wheel
+from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, WheelName, open_wheel
 from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level
 
@@ -66,27 +66,23 @@ class WheelLibrary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WheelReport:
-    """What is read from a wheel.
+class BuildNote:
+    """What DeepSpeed's build recorded: torch ("2.13"), CUDA ("13.0"), accelerator ("cuda", "cpu") and compiled
+    operations; None and () in a wheel that is not DeepSpeed's or was not built with operations."""
 
-    `torch` ("2.13"), `cuda` ("13.0"), `accelerator` ("cuda", "cpu") and `installed_ops` are what DeepSpeed's build
-    recorded; None and () in a wheel that is not DeepSpeed's or was not built with operations. `built_from` is the
-    request that dsrun recorded, with its `key`; None in another's wheel.
-    """
-
-    path: Path
-    sha256: str
-    size: int
-    name: str
-    version: str
-    local: str
-    python: str
-    abi: str
-    platform: str
     torch: str | None
     cuda: str | None
     accelerator: str | None
     installed_ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelReport(WheelName, BuildNote):
+    """What is read from a wheel. `built_from` is the request that dsrun recorded, with its `key`; None in another's."""
+
+    path: Path
+    sha256: str
+    size: int
     libraries: tuple[WheelLibrary, ...]
     built_from: Mapping[str, Any] | None = None
 
@@ -122,16 +118,6 @@ def built_from(archive: WheelArchive) -> dict[str, Any] | None:
         if found.get("version") == 1:
             return {"key": str(found["key"]), **found["inputs"]}
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildNote:
-    """What DeepSpeed's build recorded: torch and CUDA ("2.13", "13.0"), accelerator and compiled operations."""
-
-    torch: str | None
-    cuda: str | None
-    accelerator: str | None
-    installed_ops: tuple[str, ...]
 
 
 def build_note(archive: WheelArchive) -> BuildNote:
@@ -202,7 +188,8 @@ def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> WheelLibr
     versions = list(_versions(elf))
     # Hundreds of megabytes, of which only the headers are read.
     code = read_fatbin(ElfSection.of(elf, ".nv_fatbin", opened))
-    op = op_of(name)
+    op, strings = op_of(name), ElfSection.of(elf, ".dynstr", opened)[:]
+    new_strings = b"__cxx11" in strings or b"B5cxx11" in strings
     return WheelLibrary(
         path=name,
         size=file.stat().st_size,
@@ -216,7 +203,7 @@ def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> WheelLibr
         glibcxx=_highest(versions, "GLIBCXX"),
         # Disassembling somebody else's 500 MB takes minutes, and tells no user of DeepSpeed anything.
         cpu_level=cpu_level(elf, file) if op else None,
-        cxx11_abi=_cxx11_abi(ElfSection.of(elf, ".dynstr", opened)[:]),
+        cxx11_abi=new_strings if new_strings or _OLD_STRING.search(strings) else None,
         machine=elf.get_machine_arch(),
         reads_cpu=bool(op) and _CPU_CHECK in ElfSection.of(elf, ".rodata", opened)[:],
     )
@@ -250,9 +237,3 @@ def _highest(versions: list[str], family: str) -> str | None:
 def version_key(version: str) -> tuple[int, ...]:
     """Sort key of a dotted number: "2.34" comes after "2.4"."""
     return tuple(int(part) for part in version.split("."))
-
-
-def _cxx11_abi(strings: bytes) -> bool | None:
-    if b"__cxx11" in strings or b"B5cxx11" in strings:
-        return True
-    return False if _OLD_STRING.search(strings) else None

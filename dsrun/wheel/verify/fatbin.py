@@ -149,7 +149,8 @@ def service(sass: Iterable[str], ptx: Iterable[str], gpu: ComputeCapability) -> 
     fits = [arch for arch in sass if _binary_fits(arch, gpu)]
     if any(_same_family(arch, gpu) for arch in fits):
         return "sass"
-    if any(_ptx_fits(arch, gpu) for arch in ptx):
+    # PTX for X.y compiles for everything from X.y on; with the suffix "a" or "f" it is bound like a binary.
+    if any(_binary_fits(arch, gpu) if arch_order(arch)[2] else arch_order(arch)[:2] <= gpu for arch in ptx):
         return "ptx"
     return "tegra" if fits else "none"
 
@@ -165,12 +166,6 @@ def _binary_fits(arch: str, gpu: ComputeCapability) -> bool:
 def _same_family(arch: str, gpu: ComputeCapability) -> bool:
     major, minor, _ = arch_order(arch)
     return (major, minor) == gpu or ((major, minor) in tegra()) == (gpu in tegra())
-
-
-def _ptx_fits(arch: str, gpu: ComputeCapability) -> bool:
-    """PTX for X.y compiles for everything from X.y on; with the suffix "a" or "f" it is bound like a binary."""
-    major, minor, suffix = arch_order(arch)
-    return _binary_fits(arch, gpu) if suffix else (major, minor) <= gpu
 
 
 def cuda_of_isa(isa: str) -> str:

@@ -199,25 +199,21 @@ def _broadcast(nodes: Sequence[RemoteNode], task: NodeTask, pool: NodePool) -> s
         return None
     part = f".{uuid.uuid4().hex}.part"
 
-    def make_folder(node: RemoteNode) -> bool:
-        command = node.argv(["sh", "-c", _MAKE_FOLDER, "sh", task.folder])
-        return pool.feed(command, seconds=_SHORT_SECONDS).returncode == 0
+    def runs(argv: Sequence[str], seconds: float) -> bool:
+        return pool.feed(argv, seconds=seconds).returncode == 0
 
-    command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{part}"]
+    folder = ["sh", "-c", _MAKE_FOLDER, "sh", task.folder]
+    copy = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{part}"]
     sent = False
     try:
-        made = pool.map(nodes, make_folder, lambda _: False)
-        sent = all(made) and pool.map(nodes[:1], lambda _: _run(command, pool), lambda _: False) == [True]
+        made = pool.map(nodes, lambda node: runs(node.argv(folder), _SHORT_SECONDS), lambda _: False)
+        sent = all(made) and pool.map(nodes[:1], lambda _: runs(copy, _COPY_SECONDS), lambda _: False) == [True]
     except DsrunError:  # also when sbcast is not installed
         pass
     finally:
         if not sent:
             _remove(nodes, f"{task.folder}/{part}", pool.at_once)
     return part if sent else None
-
-
-def _run(command: Sequence[str], pool: NodePool) -> bool:
-    return pool.feed(command, seconds=_COPY_SECONDS).returncode == 0
 
 
 def _remove(nodes: Sequence[RemoteNode], path: str, at_once: int) -> None:

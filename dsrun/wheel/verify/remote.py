@@ -142,7 +142,10 @@ class NodePool:
                     self._running.discard(process)
             if self.stopped:
                 raise ProgramInterrupted
-            texts = [_text(file) for file in (out, err)]
+            for file in (out, err):
+                file.seek(0)
+            # What a node's login shell prints need not be UTF-8.
+            texts = [file.read().decode(errors="replace") for file in (out, err)]
         return subprocess.CompletedProcess(argv, process.returncode, *texts)
 
     def _start(self, argv: Sequence[str], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -189,8 +192,3 @@ def _write(process: subprocess.Popen[bytes], head: bytes, data: Path | None) -> 
             with data.open("rb") as file:
                 shutil.copyfileobj(file, process.stdin, _CHUNK)
         process.stdin.flush()
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")  # what a node's login shell prints need not be UTF-8

@@ -179,13 +179,10 @@ def gpu_text(machine: ProbedMachine) -> str:
 
 def rows(reports: "Sequence[NodeReport]") -> list[tuple[str, ...]]:
     """The table of `dsrun wheel push`: a heading, and one row for each node."""
-    head = ("node", "Python", "torch", "driver", "GPU", "result")
-    return [head, *(_row(each) for each in reports)]
-
-
-def _row(done: "NodeReport") -> tuple[str, ...]:
-    facts = _facts(done.machine).values() if done.machine else (None,) * 4
-    return done.node, *(fact or "-" for fact in facts), _result(done)
+    facts = [_facts(each.machine).values() if each.machine else (None,) * 4 for each in reports]
+    cells = ([fact or "-" for fact in row] for row in facts)
+    own = ((each.node, *row, _result(each)) for each, row in zip(reports, cells, strict=True))
+    return [("node", "Python", "torch", "driver", "GPU", "result"), *own]
 
 
 def _facts(machine: ProbedMachine) -> dict[str, str | None]:

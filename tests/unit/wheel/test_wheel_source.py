@@ -18,7 +18,7 @@ from dsrun.wheel.sdist import fetch_sdist, read_lock
 from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
 
-LOCKED = read_lock().default
+LOCKED = read_lock()["default"]
 
 
 def archive(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
@@ -59,15 +59,15 @@ def index(tmp_path, monkeypatch):
 def test_default_source_is_identified_offline():
     identity = identify_source(None)
     assert (identity.kind, identity.version, identity.label) == ("sdist", LOCKED, "")
-    assert identity.digest == f"sha256:{read_lock().sdists[LOCKED]}"
+    assert identity.digest == f"sha256:{read_lock()['sdist'][LOCKED]}"
     for text in (LOCKED, f"=={LOCKED}", f"deepspeed=={LOCKED}", f"v{LOCKED}", f" {LOCKED} "):
         assert identify_source(text) == identity
 
 
 def test_source_lock_holds_sha256():
     lock = read_lock()
-    assert lock.default in lock.sdists
-    assert all(len(value) == 64 and int(value, 16) for value in lock.sdists.values())
+    assert lock["default"] in lock["sdist"]
+    assert all(len(value) == 64 and int(value, 16) for value in lock["sdist"].values())
 
 
 def test_version_without_hash_is_refused():
@@ -83,7 +83,7 @@ def test_sdist_with_wrong_hash_is_never_run(index, tmp_path):
     archive(index / f"deepspeed-{LOCKED}.tar.gz", content(LOCKED))
     with pytest.raises(ToolError, match=r"nothing of it was run") as raised:
         resolve_source(LOCKED, tmp_path / "into", cache=tmp_path / "cache")
-    assert read_lock().sdists[LOCKED] in raised.value.message
+    assert read_lock()["sdist"][LOCKED] in raised.value.message
     assert sha256(index / f"deepspeed-{LOCKED}.tar.gz") in raised.value.message
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "mark").exists()
