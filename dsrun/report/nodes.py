@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
-from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import is_waiting_while_busy, slowest, throttle_reasons, wait_share
 from dsrun.runs.node_status import NodeStatus
 from dsrun.system.terminal.display import precise_duration, size_text
 
 MOST_ROWS = 16
 """Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""
-_GIB = 1 << 30
 _PlacedNode = tuple[NodeStatus, Any]
 """A rank or a GPU with its node."""
 
@@ -58,27 +56,5 @@ def _table(
     return NodeTable(f"{of} at {when}", heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
 
 
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else precise_duration(seconds)
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
-
-
-def _memory(gpu: GpuSample) -> str:
-    if gpu.memory_used is None:
-        return ""
-    return size_text(gpu.memory_used) + (f" of {gpu.memory_total / _GIB:.0f}" if gpu.memory_total else "")
-
-
-def _power(gpu: GpuSample) -> str:
-    if gpu.power_w is None:
-        return ""
-    return f"{gpu.power_w:.0f}{f' of {gpu.power_limit_w:.0f}' if gpu.power_limit_w else ''} W"
-
-
-_FUNCTIONS = {
-    "time": _time, "percent": _percent, "memory": _memory, "power": _power, "wait_share": wait_share,
-    "is_waiting_while_busy": is_waiting_while_busy, "throttle_reasons": throttle_reasons,
-}  # fmt: skip
+_SHOWN = (precise_duration, size_text, wait_share, is_waiting_while_busy, throttle_reasons)
+_FUNCTIONS = {each.__name__: each for each in _SHOWN}

@@ -38,14 +38,7 @@ class WorkerPlace:
 
     def variables(self) -> dict[str, str]:
         """The variables that torch.distributed's env:// initialisation reads."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-        }
+        return {name.upper(): str(value) for name, value in vars(self).items() if name != "source"}
 
 
 def worker_from_env(environ: Mapping[str, str]) -> WorkerPlace | None:

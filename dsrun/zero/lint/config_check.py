@@ -97,6 +97,7 @@ CHECKS = (
     _sums,
     checks_of("defaults"),
     check_against,
+    checks_of("flags"),
 )
 
 

@@ -18,7 +18,7 @@ from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
 from dsrun.zero.schema import Path, SchemaBlock, blocks, shown
-from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, TrainingFlags
+from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ConfigView, TrainingFlags
 
 
 def check_auto(view: ConfigView, report: ConfigFindings) -> None:
@@ -91,10 +91,6 @@ def check_against(view: ConfigView, report: ConfigFindings) -> None:
         repair = text_of("conflicts_with_flag.betas") if name == "adam_betas" else repair
         fix = text_of("conflicts_with_flag.repair", key=path[-1], flag=repair)
         report.add("conflicts_with_flag", path, fix=fix, ours=shown(ours), flag=flag, value=shown(value))
-    _unanswered(view, flags, report)
-    if view.stage == 3 and flags.values.get("auto_find_batch_size"):
-        flag = flags.where("auto_find_batch_size")
-        report.add("conflicts_with_flag.auto_find", (ZERO, "stage"), flag=flag)
 
 
 def _pairs(flags: TrainingFlags, world_size: int | None) -> list[tuple[Path, str, Any]]:
@@ -104,20 +100,3 @@ def _pairs(flags: TrainingFlags, world_size: int | None) -> list[tuple[Path, str
     python = {"int": int, "bool": bool, "ceil": math.ceil}
     names = SubjectNames(flags, table["terms"], unknown=UNKNOWN, world_size=world_size, **own, **python)
     return [(tuple(key.split(".")), flag, evaluate(value, names)) for key, (flag, value) in table["pairs"].items()]
-
-
-def _unanswered(view: ConfigView, flags: TrainingFlags, report: ConfigFindings) -> None:
-    """Flags that a block of the file, or a key that it lacks, leaves without effect."""
-    for name, key, is_silent, instead in (
-        ("max_grad_norm", "gradient_clipping", not view.has("gradient_clipping"), "clips"),
-        ("optim", "optimizer", view.has("optimizer"), "optimizer"),
-        ("lr_scheduler_type", "scheduler", view.has("scheduler"), "scheduler"),
-    ):
-        if name in flags.given and is_silent:
-            fix = None if view.has(key) else text_of("flag_has_no_effect.add", key=key)
-            why = text_of(f"flag_has_no_effect.{instead}")
-            report.add("flag_has_no_effect", (key,), fix=fix, flag=flags.where(name), instead=why)
-    name = "gradient_accumulation_steps"
-    steps = flags.values.get(name, 1)
-    if not view.has(name) and steps not in (1, UNKNOWN):
-        report.add("flag_has_no_effect.accumulation", (name,), flag=flags.where(name), steps=steps)

@@ -3,8 +3,10 @@ would."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.activations import AttentionKernel
@@ -18,9 +20,11 @@ from dsrun.zero.memory.strategy import (
     best_of,
     candidates,
     compared,
-    evaluate,
     strategies,
 )
+from dsrun.zero.memory.strategy import evaluate as evaluated
+
+_TABLE = toml_beside(__file__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,22 +108,21 @@ def described(request: PlanRequest) -> str:
 
 
 def _why(choice: PlanCandidate, rows: tuple[PlanCandidate, ...], request: PlanRequest) -> str:
-    able = [row for row in rows if row.verdict == choice.verdict]
+    others = [row for row in rows if row.verdict == choice.verdict and row is not choice]
+    rival = max(others, key=lambda row: row.relative, default=None)
     share = choice.gpu.total / GIB / request.cluster.memory
     fits = f"{choice.strategy}, micro batch {choice.micro_batch}, fills {share:.0%} of each GPU"
-    if choice.strategy.bf16_master:
-        return f"{fits}: less exact, but nothing fits with fp32 master weights"
-    if choice.verdict == "tight":
-        return f"{fits}: more than the preset {request.preset} allows, but nothing stays within that"
-    if len(able) == 1:
-        return f"{fits}; nothing else fits"
-    rival = max((row for row in able if row is not choice), key=lambda row: row.relative)
-    if rival.relative > choice.relative:
-        return f"{fits}, and is as fast as {rival.strategy} within the estimate's error, but simpler"
-    faster = choice.relative / rival.relative
-    if faster < 1 / NEARLY:
-        return f"{fits}, and nothing that fits is faster by more than the estimate's error"
-    return f"{fits} and is estimated {faster:.2f} × as fast as the next, {rival.strategy} ({rival.reason})"
+    faster = choice.relative / rival.relative if rival else None
+    names = {
+        "fits": fits,
+        "choice": choice,
+        "rival": rival,
+        "faster": faster,
+        "preset": request.preset,
+        "nearly": NEARLY,
+    }
+    row = next(row for row in _TABLE["why"] if evaluate(row.get("when", "True"), names))
+    return str(row["text"].format_map(names))
 
 
 def decide(
@@ -169,14 +172,9 @@ def decide(
 
 def settings(chosen: ChosenPlan) -> dict[str, object]:
     """The choice as values of `dsrun train`'s flags."""
-    values: dict[str, object] = {"zero": str(chosen.stage), "micro_batch_size": chosen.micro_batch}
-    if chosen.offload != "none":
-        values["offload"] = chosen.offload
-    if chosen.checkpointing:
-        values["gradient_checkpointing"] = True
-    if chosen.bf16_master:
-        values["bf16_master_weights"] = True
-    return values
+    names = SubjectNames(chosen, {})
+    values = {flag: evaluate(value, names) for flag, value in _TABLE["settings"].items()}
+    return {flag: value for flag, value in values.items() if value is not None}
 
 
 def message(chosen: ChosenPlan) -> str:
@@ -204,13 +202,14 @@ PlanAlternative = tuple[str, PlanCandidate | None] | None
 
 def remedies(request: PlanRequest) -> list[str]:
     """What would fit, each found by planning again."""
-    ways = (_smaller_batch, _other_strategy, _recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
+    smaller, other, recomputing, lora = (partial(_changed, name) for name in _TABLE["changed"])
+    ways = (smaller, other, recomputing, _more_host, _more_gpus, _shorter, lora, _larger_gpu)
     found = [way(request) for way in ways]
     return [f"{each[0]}: {each[1].strategy}, micro batch {each[1].micro_batch}" for each in found if each and each[1]]
 
 
 def _fitting(request: PlanRequest) -> list[PlanCandidate]:
-    rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
+    rows = [evaluated(request, each) for each in strategies(replace(request, checkpointing="auto"))]
     return [row for row in rows if row.verdict == "fits"]
 
 
@@ -219,22 +218,13 @@ def _best_fitting(request: PlanRequest) -> PlanCandidate | None:
     return best_of(list(compared(fitting))) if fitting else None
 
 
-def _smaller_batch(request: PlanRequest) -> PlanAlternative:
-    if request.micro_batch is None:
+def _changed(name: str, request: PlanRequest) -> PlanAlternative:
+    """What becomes of a request that a row of plan.toml changes."""
+    row, names = _TABLE["changed"][name], SubjectNames(request, _TABLE["terms"], advised_rank=ADVISED_RANK)
+    if not evaluate(row["when"], names):
         return None
-    return f"without --micro-batch-size {request.micro_batch}", _best_fitting(replace(request, micro_batch=None))
-
-
-def _other_strategy(request: PlanRequest) -> PlanAlternative:
-    fixed = [("--zero", request.stage), ("--offload", request.offload)]
-    flags = " ".join(f"{flag} {value}" for flag, value in fixed if value is not None)
-    if not flags:
-        return None
-    return f"without {flags}", _best_fitting(replace(request, stage=None, offload=None))
-
-
-def _recomputing(request: PlanRequest) -> PlanAlternative:
-    return ("--gradient-checkpointing auto", _best_fitting(request)) if request.checkpointing == "off" else None
+    changes = {key: evaluate(value, names) for key, value in row["changes"].items()}
+    return row["text"].format_map(names), _best_fitting(replace(request, **changes))
 
 
 def _more_host(request: PlanRequest) -> PlanAlternative:
@@ -282,12 +272,6 @@ def _shorter(request: PlanRequest) -> PlanAlternative:
 
     steps = _smallest(0, (longest - 1) // 64, lambda each: row(each) is not None)
     return (f"samples of at most {max(longest - 64 * steps, 1)} tokens", row(steps)) if steps else None
-
-
-def _with_lora(request: PlanRequest) -> PlanAlternative:
-    if request.lora is not None:
-        return None
-    return f"LoRA (--lora {ADVISED_RANK})", _best_fitting(replace(request, lora=ADVISED_RANK))
 
 
 def _larger_gpu(request: PlanRequest) -> PlanAlternative:
