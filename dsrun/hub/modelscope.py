@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dsrun.errors import DsrunError, MissingError, ToolError, UsageError, did_you_mean, one_line
+from dsrun.errors import DsrunError, MissingError, UsageError, did_you_mean, one_line
 from dsrun.hub.modelscope_cache import (
     SETTINGS,
     WHOLE,
@@ -28,16 +28,18 @@ from dsrun.hub.modelscope_cache import (
     record,
     unfinished,
 )
-from dsrun.hub.unreachable import CAUSE, chain
+from dsrun.hub.unreachable import chain
 from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
 from dsrun.recipe.preflight.packages import MODELSCOPE
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.refusals import Refusals
 from dsrun.runs.heartbeat import SignOfLife
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.system.terminal.secrets import without_tokens
 
-LOG_IN = "accept its terms on its page, and `modelscope login` or export MODELSCOPE_API_TOKEN"
+_TEXTS = Refusals(__file__, "refusals.toml")
+_EXPLAINED = ("NotExistError", "AuthenticationError", "PermissionDeniedError", "FileIntegrityError")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """In the order in which transformers looks for them; the first that a repository has are taken."""
 _LARGE = re.compile(
@@ -206,39 +208,26 @@ def _looks_complete(asset: ModelscopeAsset, folder: Path) -> bool:
 
 
 def explained(asset: ModelscopeAsset, error: Exception) -> DsrunError:
-    """What the package raised, as one line."""
+    """What the package raised, as one line. Raises it where the server or the disk refused this alone."""
     from modelscope_hub import errors
 
     failed = getattr(error, "failed_files", None)
     file = ""
     if failed:
         file, error = next(iter(failed.items()))
-    what = f"{asset.kind} {asset.name}{f': {file}' if file else ''}"
     *_, root = chain(error)  # the socket's own error, not four libraries' around it
-    reason = without_tokens(one_line(root))
-    number = getattr(error, "errno", None)
-    status = getattr(error, "status_code", None)
-    if isinstance(error, errors.NotExistError):
-        revision = f" at revision {asset.revision}" if asset.revision else ""
-        return UsageError(
-            f"{what} is not on ModelScope{revision} ({_endpoint()} answered 404)",
-            fix=f"check the {'revision' if revision else 'name'}; copies of many models of the Hub are AI-ModelScope/…",
-        )
-    if isinstance(error, errors.AuthenticationError | errors.PermissionDeniedError):
-        return MissingError(f"{what}: {_endpoint()} refuses access ({status})", fix=LOG_IN, cause=CAUSE)
-    if isinstance(error, errors.FileIntegrityError):
-        return ToolError(f"{what}: what ModelScope sent is not what it lists: {reason}", fix="try again later")
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        fix = "free some space, or move the cache: export MODELSCOPE_CACHE=DIR"
-        return ToolError(f"{what} cannot be stored: {reason}", fix=fix, cause="disk_full")
-    if number in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return UsageError(f"{what} cannot be stored: {reason}", fix="export MODELSCOPE_CACHE=DIR")
-    answer = f"answered {status}" if status else f"cannot be reached: {reason}"
-    return MissingError(
-        f"{what} cannot be fetched: {_endpoint()} {answer}",
-        fix="check the network and MODELSCOPE_ENDPOINT; what is downloaded already is kept",
-        cause=CAUSE,
-    )
+    names = {
+        "what": f"{asset.kind} {asset.name}{f': {file}' if file else ''}",
+        "revision": f" at revision {asset.revision}" if asset.revision else "",
+        "asked": "revision" if asset.revision else "name",
+        "reason": without_tokens(one_line(root)),
+        "status": getattr(error, "status_code", None),
+        "endpoint": _endpoint(),
+    }
+    kinds = (each for each in _EXPLAINED if isinstance(error, getattr(errors, each)))
+    number = errno.errorcode.get(getattr(error, "errno", None) or 0)
+    _TEXTS.check("fetch", kind=next(kinds, ""), number=number, **names)
+    return _TEXTS.error("server.answered" if names["status"] else "server.unreached", **names)
 
 
 def _endpoint() -> str:

@@ -16,9 +16,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from dsrun.datafiles import toml_beside
@@ -54,6 +55,7 @@ class WebhookService:
     bytes: bool = False
     code: str = ""
     reason: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache

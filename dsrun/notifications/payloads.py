@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import html
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote_plus, urlsplit, urlunsplit
@@ -19,12 +19,14 @@ from dsrun.notifications.notify_target import NotifyAddress, WebhookService, ser
 from dsrun.system.terminal.display import printable
 
 _CARD = "application/vnd.microsoft.card.adaptive"
+# What can neither end a block of code nor what is bold.
+_MARKS = str.maketrans("`*", "'·")
 PayloadBody = dict[str, Any]
 
 
 def request(address: NotifyAddress, message: Notification, now: float) -> tuple[str, bytes]:
     """The URL and the body of the POST by which a webhook gets `message`; `now` is the time in seconds since 1970."""
-    body = _BODIES[address.kind](message)
+    body = _body(address.kind, message)
     url = address.url
     if address.secret and address.kind == "feishu":
         stamp = str(int(now))
@@ -55,16 +57,22 @@ def _signature(*, key: str, text: str) -> str:
     return base64.b64encode(hmac.new(key.encode(), text.encode(), hashlib.sha256).digest()).decode()
 
 
-def _slack(message: Notification) -> PayloadBody:
-    """& < > are the only characters that mrkdwn escapes; in a code block nothing else is markup."""
-    head, block = _head_and_block(message, services()["slack"], escape=partial(html.escape, quote=False))
-    return {"text": f"*{head}*\n```{block}```"}
+def _body(kind: str, message: Notification) -> PayloadBody:
+    """The JSON for a service, with as much of the message as it takes."""
+    service = services()[kind]
+    if not service.body:
+        return _teams(message) if kind == "teams" else message.as_dict()
+    # & < > are the only characters that Slack's mrkdwn escapes; in a code block nothing else is markup.
+    escape = partial(html.escape, quote=False) if kind == "slack" else str
+    head, block = (escape(text.translate(_MARKS)) for text in (message.headline, message.text().partition("\n")[2]))
+    names = {"head": head, "block": block[: service.limit - len(head) - 20], "text": _whole_text(message, kind)}
+    return {key: _filled(form, names) for key, form in service.body.items()}
 
 
-def _discord(message: Notification) -> PayloadBody:
-    """allowed_mentions: whatever stands in a log notifies nobody."""
-    head, block = _head_and_block(message, services()["discord"], escape=str)
-    return {"content": f"```\n{head}\n\n{block}\n```", "allowed_mentions": {"parse": []}}
+def _filled(form: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(form, dict):
+        return {key: _filled(each, names) for key, each in form.items()}
+    return form.format_map(names) if isinstance(form, str) else form
 
 
 def _teams(message: Notification) -> PayloadBody:
@@ -80,29 +88,6 @@ def _teams(message: Notification) -> PayloadBody:
         "body": [{"type": "RichTextBlock", "inlines": [head]}, *runs],
     }
     return {"type": "message", "attachments": [{"contentType": _CARD, "contentUrl": None, "content": content}]}
-
-
-_BODIES: Mapping[str, Callable[[Notification], PayloadBody]] = {
-    "slack": _slack,
-    "discord": _discord,
-    "feishu": lambda message: {"msg_type": "text", "content": {"text": _whole_text(message, "feishu")}},
-    "dingtalk": lambda message: {"msgtype": "text", "text": {"content": _whole_text(message, "dingtalk")}},
-    "wecom": lambda message: {"msgtype": "text", "text": {"content": _whole_text(message, "wecom")}},
-    "teams": _teams,
-    "json": Notification.as_dict,
-}
-
-
-def _head_and_block(message: Notification, service: WebhookService, *, escape: Callable[[str], str]) -> tuple[str, str]:
-    """The headline and, for a block of code, the lines below it, as much of them as the service takes."""
-    head = escape(_without_marks(message.headline))
-    block = escape(_without_marks("\n".join(f"{name}: {value}" for name, value in message.lines())))
-    return head, block[: service.limit - len(head) - 20]
-
-
-def _without_marks(text: str) -> str:
-    """`text` that can neither end a block of code nor what is bold."""
-    return text.replace("`", "'").replace("*", "·")
 
 
 def _whole_text(message: Notification, kind: str) -> str:

@@ -16,10 +16,10 @@ from dsrun.errors import DsrunError, UsageError
 from dsrun.recipe.flags import RecipeFlag, own_flags
 from dsrun.recipe.recipe import ranges
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.refusals import Refusals
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """What a set may be called: metrics are called after it."""
-FILES = ("train_file", "validation_file", "test_file")
 
 _NUMBER: dict[str, Any] = {"owner": "dsrun", "kind": "float", "default": None, "optional": True}
 TEMPERATURE = RecipeFlag(name="temperature", key="temperature", **_NUMBER)
@@ -72,15 +72,9 @@ def check_sets(sets: Mapping[str, Mapping[str, Any]], temperature: float | None,
     """Raise UsageError for sets that do not make a mixture; `lines` are where they are described, as "mix.yaml:3"."""
     weighed = [name for name, options in sets.items() if WEIGHT.name in options]
     for name, options in sets.items():
-        where = f"{lines[name]}: set {name}"
-        if not trains(options) and not any(options.get(key) for key in FILES):
-            raise UsageError(f"{where} names no data", fix=f"give it {', '.join(FILES[:2])} or dataset")
-        if name in weighed and temperature is not None:
-            raise UsageError(f"{where} has a weight beside a temperature", fix="keep one: each says how sets are mixed")
-        if name in weighed and not trains(options):
-            raise UsageError(f"{where} has a weight and no training data", fix="leave the weight out")
-        if weighed and name not in weighed and trains(options):
-            raise UsageError(f"{where} has no weight, but set {weighed[0]} has one", fix="weigh all sets or none")
+        names = {"where": f"{lines[name]}: set {name}", "options": options, "temperature": temperature}
+        names |= {"trains": trains(options), "is_weighed": name in weighed, "first": next(iter(weighed), None)}
+        Refusals(__file__, "refusals.toml").check("set", **names)
 
 
 def epoch_counts(mix: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:

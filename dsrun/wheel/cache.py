@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.refusals import Refusals
 from dsrun.runs.records import sync_file
 from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
 from dsrun.wheel.compile.build_environment import WheelRequest
@@ -197,8 +198,7 @@ def copy_out(stored: Path, into: Path, *, force: bool = False) -> Path:
     if not force and wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(stored)):
         raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")
     if record and record["wheel"] != stored.name and (into / Path(record["wheel"]).name).exists():
-        what = f"{into / RECORD_NAME} describes {record['wheel']}"
-        raise UsageError(what, fix="give a folder of its own with -o, or --force to replace the record")
+        raise Refusals(__file__, "refusals.toml").error("copy.other", record=into / RECORD_NAME, wheel=record["wheel"])
     try:
         into.mkdir(parents=True, exist_ok=True)
         for name in (stored.name, RECORD_NAME, LOG_NAME):

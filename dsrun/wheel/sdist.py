@@ -15,11 +15,13 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.errors import ToolError, UsageError
+from dsrun.refusals import Refusals
 from dsrun.system.files import DISK_FULL, sha256_of
 from dsrun.system.process.proc import capture
 from dsrun.system.scratch import scratch_folder
 
+_TEXTS = Refusals(__file__, "refusals.toml")
 _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
 
@@ -36,9 +38,7 @@ def release_version(text: str, where: object) -> str:
         version = Version(text.strip())
         if version.local is None:
             return str(version)
-    raise UsageError(
-        f"{where} says {text.strip()!r}, which is not a release version", fix="write one like 0.19.8 into it"
-    )
+    raise _TEXTS.error("sdist.version", where=where, text=text.strip())
 
 
 def fetch_sdist(version: str, sha256: str, cache: Path, *, python: str = sys.executable) -> Path:
@@ -73,28 +73,12 @@ def _download(version: str, sha256: str, work: Path, python: str) -> Path:
     found = sorted(work.glob("deepspeed-*.tar.gz"))
     if answer.returncode == 0 and found:
         return found[0]
-    raise _pip_error(version, sha256, answer.stdout + answer.stderr)
-
-
-def _pip_error(version: str, sha256: str, stderr: str) -> ToolError | MissingError:
-    if "DO NOT MATCH THE HASHES" in stderr:
-        got = [line.split()[-1] for line in stderr.splitlines() if line.split()[:1] == ["Got"]] or ["another"]
-        return ToolError(
-            f"the sdist of DeepSpeed {version} that pip found has SHA-256 {got[0]} instead of {sha256}: "
-            "nothing of it was run",
-            fix="find out where it comes from: `pip config list` shows the index",
-        )
-    if "No module named pip" in stderr:
-        return MissingError(
-            "pip is not installed in this environment, and it fetches DeepSpeed's sources",
-            fix=f"python -m ensurepip, or give the file: --deepspeed deepspeed-{version}.tar.gz",
-        )
-    errors = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.strip().splitlines()[-1:]
+    said = answer.stdout + answer.stderr
+    got = next((line.split()[-1] for line in said.splitlines() if line.split()[:1] == ["Got"]), "another")
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[-1:]
     reason = errors[0].removeprefix("ERROR:").strip() if errors else "no output"
-    return ToolError(
-        f"pip could not fetch the sources of DeepSpeed {version}: {reason}",
-        fix=f"fetch it elsewhere and give the file: --deepspeed deepspeed-{version}.tar.gz",
-    )
+    _TEXTS.check("pip", said=said, version=version, sha256=sha256, got=got)
+    raise _TEXTS.error("sdist.not_fetched", version=version, reason=reason)
 
 
 @contextmanager
@@ -131,9 +115,7 @@ def unpack(path: Path, into: Path) -> None:
             _extract(archive, work)
         folders = list(work.iterdir())
         if len(folders) != 1 or not (folders[0] / "setup.py").is_file():
-            raise UsageError(
-                f"{path} does not hold one folder with setup.py", fix="give a source distribution of DeepSpeed"
-            )
+            raise _TEXTS.error("sdist.folders", path=path)
         folders[0].rename(into)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError, nearest
+from dsrun.refusals import Refusals
 from dsrun.system.files import sha256_of
 from dsrun.wheel.checkout import check_links, check_out, copy_tree, parse_remote, remote_commit, tree_digest, tree_files
 from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
@@ -14,6 +15,7 @@ from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_vers
 SourceKind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")
 _SHORT = 8
+_TEXTS = Refusals(__file__, "refusals.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,7 @@ def identify_source(text: str | None) -> SourceIdentity:
         return _released(version[1], _hash_of(version[1], version[2]))
     if path is not None:
         return _folder(path) if path.is_dir() else _file(path)
-    what = f"--deepspeed {text!r} is neither a version nor a file or folder that exists"
-    raise UsageError(what, fix=f"a version ({_versions()}), a .tar.gz, a folder with setup.py, or git+URL@TAG")
+    raise _TEXTS.error("source.unknown", text=text, versions=_versions())
 
 
 def _existing(text: str) -> Path | None:
@@ -88,8 +89,7 @@ def resolve_source(text: str | None, into: Path, *, cache: Path) -> SourceIdenti
             files = list(tree_files(path))
             copy_tree(path, files, into)
             if tree_digest(into, files) != wanted.digest:
-                fix = "try again when no other process writes to it"
-                raise UsageError(f"{path} changed while it was copied", fix=fix)
+                raise _TEXTS.error("source.changed", path=path)
         return replace(wanted, version=wanted.version or _tree_version(into))
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
@@ -109,8 +109,7 @@ def _hash_of(version: str, given: str | None) -> str:
         return locked or str(given).lower()
     near = nearest(version, read_lock()["sdist"])
     hint = f"did you mean {near}? " if near else ""
-    what = f"the lock of dsrun has no hash for DeepSpeed {version} (it has {_versions()})"
-    raise UsageError(what, fix=f"{hint}name the hash you trust: --deepspeed '{version}#sha256=HEX', or give the file")
+    raise _TEXTS.error("source.no_hash", version=version, versions=_versions(), hint=hint)
 
 
 def _versions() -> str:
@@ -126,10 +125,7 @@ def _file(path: Path) -> SourceIdentity:
         return _released(version, sha256)
     named = re.fullmatch(r"deepspeed-(.+)\.tar\.gz", path.name)
     if locked and named and named[1] == version:
-        raise UsageError(
-            f"{path} is not DeepSpeed {version}: its SHA-256 is {sha256}, and the lock has {locked}",
-            fix="fetch it again, or give a patched one another name, such as deepspeed-patched.tar.gz",
-        )
+        raise _TEXTS.error("sdist.not_released", path=path, version=version, sha256=sha256, locked=locked)
     return SourceIdentity(kind="sdist", version=version, digest=f"sha256:{sha256}", label=f"patched.{sha256[:_SHORT]}")
 
 
@@ -144,12 +140,10 @@ def _tree_version(path: Path) -> str:
     """The version in version.txt beside setup.py. Raises UsageError for a folder that is not DeepSpeed's source."""
     lacking = [name for name in ("setup.py", "version.txt", "op_builder") if not (path / name).exists()]
     if lacking:
-        what = f"{path} is not a source tree of DeepSpeed: it has no {lacking[0]}"
-        raise UsageError(what, fix="give the folder that holds setup.py, version.txt and op_builder/")
+        raise _TEXTS.error("source.no_tree", path=path, lacking=lacking[0])
     try:
         text = (path / "version.txt").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(
-            f"{path / 'version.txt'} cannot be read: {error.strerror or error}", fix="give another source tree"
-        ) from None
+        why = error.strerror or error
+        raise _TEXTS.error("source.unreadable", path=path / "version.txt", reason=why) from None
     return release_version(text, path / "version.txt")

@@ -27,6 +27,5 @@ def refuse_bad(left: Mapping[str, list[Any]], rows: int, share: float, *, least:
     why = "; ".join(f"{count:,} {REASONS[reason]} (the first: {first})" for reason, (count, *_, first) in found.items())
     enough = math.ceil(1000 * bad / max(rows, least)) / 1000
     leave = f"leave such rows out: --max-bad-rows {enough:g}"
-    raise UsageError(
-        f"{bad:,} of {rows:,} rows cannot be used: {why}", fix="mend them" if bad >= rows else f"mend them, or {leave}"
-    )
+    mend = "mend them" if bad >= rows else f"mend them, or {leave}"
+    raise UsageError(f"{bad:,} of {rows:,} rows cannot be used: {why}", fix=mend)

@@ -32,10 +32,8 @@ def data_format(path: Path) -> str:
     where it is not one of `FORMATS`, or a kind that is not read compressed."""
     kind = FORMATS.get(suffix_of(path))
     if kind is None:
-        known = ", ".join(suffix.removeprefix(".") for suffix in FORMATS)
-        raise UsageError(
-            f"{path}: the suffix {path.suffix or '(none)'} says nothing about the data", fix=f"known: {known}"
-        )
+        known = f"known: {', '.join(suffix.removeprefix('.') for suffix in FORMATS)}"
+        raise UsageError(f"{path}: the suffix {path.suffix or '(none)'} says nothing about the data", fix=known)
     if is_gzip(path) and kind not in _TEXT_FORMATS:
         raise UsageError(f"{path}: {kind} files are not read compressed", fix=f"gunzip {path}")
     return kind

@@ -158,9 +158,8 @@ def _check_nvme(name: str) -> None:
         with TemporaryFile(dir=path if path.is_dir() else nearest_existing(path)):
             pass
     except OSError as error:
-        raise UsageError(
-            f"--nvme-path {name} cannot be written: {error.strerror}", fix="give a folder on a local NVMe disk"
-        ) from error
+        fix = "give a folder on a local NVMe disk"
+        raise UsageError(f"--nvme-path {name} cannot be written: {error.strerror}", fix=fix) from error
 
 
 def _near(path: Path) -> str | None:

@@ -7,14 +7,15 @@ from shlex import quote
 from typing import Any, Literal, Self
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError, did_you_mean
+from dsrun.errors import DsrunError, UsageError, did_you_mean
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.beside import ColumnPairs, beside
+from dsrun.refusals import Refusals
 
 LayoutKind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
 
-_KNOWN = toml_beside(__file__)
+_KNOWN, _TEXTS = toml_beside(__file__), Refusals(__file__, "refusals.toml")
 PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.split("/") for pair in _KNOWN["pairs"]))
 """Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
@@ -29,7 +30,6 @@ PIECE = ("text", "starts", "ends")
 """The columns of a txt file, whose rows are pieces of documents."""
 FORMS: dict[str, dict[str, str]] = _KNOWN["forms"]
 _TARGETS = frozenset(target for _, target in PAIRS)
-_PREFERENCES = "prompt, chosen and rejected"
 # Hints that have the names of flags.
 _SAME = ("text_column", "summary_column", "source_lang", "target_lang", "apply_chat_template")
 # Columns that an error names.
@@ -127,8 +127,8 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
     Raises UsageError where no layout fits the task."""
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
-            what = f"{flag}: {where} has no column {column!r}; columns found: {columns_in_words(columns)}"
-            raise UsageError(what, fix=did_you_mean(column, columns, f"name one of them: {flag} NAME"))
+            near, known = did_you_mean(column, columns, f"name one of them: {flag} NAME"), columns_in_words(columns)
+            raise _TEXTS.error("columns.absent", flag=flag, where=where, column=column, found=known, near=near)
     find = _seq2seq if hints.task == "seq2seq" else _preference if hints.preference else _causal
     found = (*columns,)
     columns = [name for name in found if name not in hints.ignore_columns]
@@ -136,14 +136,9 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
     layout = find(columns, sample, hints, where)
     if layout is None:
         raise _unknown(columns, sample, hints, where)
-    if hints.apply_chat_template and hints.task == "seq2seq":
-        raise UsageError("--apply-chat-template is for causal language models", fix="leave it out")
+    _TEXTS.check("template", hints=hints, layout=layout, where=where)
     if hints.apply_chat_template and layout.kind == "pair":
         layout = replace(layout, kind="chat")
-    elif hints.apply_chat_template and not layout.is_chat:
-        raise UsageError(
-            f"--apply-chat-template: {where} has no prompts and answers, but {layout.name}", fix="leave it out"
-        )
     read, refused = beside(_variety(layout, columns, sample), columns, (*layout.read, *hints.ignore_columns))
     return replace(layout, found=found, beside=read, refused=refused)
 
@@ -158,12 +153,9 @@ def _variety(layout: RowLayout, columns: Sequence[str], sample: Mapping[str, Any
     return f"{layout.kind}-pair" if is_pair else layout.kind
 
 
-def no_template(where: str, tokenizer: str = "") -> UsageError:
+def no_template(where: str, tokenizer: str = "") -> DsrunError:
     """The error for conversations that no chat template renders."""
-    return UsageError(
-        f"{where} contains conversations, but the tokenizer{tokenizer and ' in '}{tokenizer} has no chat template",
-        fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
-    )
+    return _TEXTS.error("chat.no_template", where=where, place=tokenizer and f" in {tokenizer}")
 
 
 def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
@@ -245,28 +237,16 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Layout
     return None
 
 
-def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> UsageError:
-    """The error for columns that make no layout."""
-    found = f"columns found: {columns_in_words(columns)}"
-    if (*columns,) == PIECE:
-        what, needed = ("answers", _PREFERENCES) if hints.preference else ("targets", "a source and a target")
-        return UsageError(f"{where}: plain text has no {what}", fix=f"give a jsonl, csv or parquet file with {needed}")
-    if hints.preference:
-        return UsageError(f"{where}: {found}; --task dpo reads {_PREFERENCES}", fix="rename the columns")
-    if any({*pair} <= {*columns} for pair in ANSWERS):
-        fix = "choose a causal LM, and add `--task dpo`" if hints.task == "seq2seq" else "add `--task dpo`"
-        return UsageError(f"{where} contains preferences; {found}", fix=fix)
-    if hints.task == "seq2seq" and any(isinstance(sample.get(name), list) for name in (*CHATS, "prompt")):
-        return UsageError(
-            f"{where} contains conversations, which a seq2seq model cannot learn",
-            fix="choose a causal LM, or data with a source and a target column",
-        )
-    for name, value in sample.items():
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-            what = f"{where}: column {name!r} contains lists of texts, where a row has one text"
-            return UsageError(what, fix="write a row for each text, or for each source with its target")
+def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> DsrunError:
+    """The error for columns that make no layout. Raises it where refusals.toml has one of its own."""
+    lists = {name: value for name, value in sample.items() if isinstance(value, list)}
+    of_texts = (name for name, value in lists.items() if value and all(isinstance(each, str) for each in value))
+    column, has_answers = next(of_texts, None), any({*pair} <= {*columns} for pair in ANSWERS)
+    talks, is_text = not lists.keys().isdisjoint((*CHATS, "prompt")), (*columns,) == PIECE
+    names = {"where": where, "found": columns_in_words(columns), "hints": hints, "column": column}
+    _TEXTS.check("unknown", is_text=is_text, has_answers=has_answers, talks=talks, **names)
     what = "source and target" if hints.task == "seq2seq" or hints.summary_column else "the text to learn"
-    return UsageError(f"{where}: cannot tell {what}; {found}", fix=_columns_fix(columns, sample, hints))
+    return _TEXTS.error("columns.unclear", what=what, flags=_columns_fix(columns, sample, hints), **names)
 
 
 def _columns_fix(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> str:
@@ -305,8 +285,7 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
     target_key = _key(found, target, "--target-lang", where, other=source) if target else None
     if source_key is None or target_key is None:
         if len(found) != 2:
-            what = f"{where}: the translation dictionaries hold {', '.join(found) or 'nothing'}"
-            raise UsageError(what, fix="--source-lang and --target-lang choose two of them")
+            raise _TEXTS.error("languages.many", where=where, found=", ".join(found) or "nothing")
         first, second = found
         source_key = source_key or (first if target_key != first else second)
         target_key = target_key or (second if source_key != second else first)

@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.recipe.preflight.data_files import FORMATS, data_format
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.refusals import Refusals
 from dsrun.system.files import is_there
 
 SAMPLE_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
@@ -22,6 +23,7 @@ NO_DATA = re.compile(
     re.IGNORECASE,
 )
 _KNOWN = f"known: {', '.join(FORMATS)}"
+refused = Refusals(__file__, "refusals.toml").error
 
 
 def expanded(flag: str, names: Sequence[str]) -> list[Path]:
@@ -58,8 +60,7 @@ def format_of(paths: Sequence[Path]) -> str:
     """The format of the files of a split, `table` for rows of several. Raises UsageError for those that do not mix."""
     formats = {data_format(path) for path in paths}
     if len(formats) > 1 and formats - {"json", "csv", "tsv", "parquet"}:
-        wrong = f"{' and '.join(sorted(formats))} files cannot be mixed in one split: {paths[0]} and others"
-        raise UsageError(wrong, fix="name files of one kind; rows of json, csv, tsv and parquet can be mixed")
+        raise refused("files.mixed", formats=" and ".join(sorted(formats)), first=paths[0])
     return formats.pop() if len(formats) == 1 else "table"
 
 
@@ -105,8 +106,7 @@ def dataset_files(name: str, config: str | None) -> tuple[dict[str, list[Path]],
     path = Path(name).expanduser()
     if path.is_file():
         if config:
-            what = f"--dataset-config {config}: --dataset {name} is a file, which has none"
-            raise UsageError(what, fix="leave it out")
+            raise refused("files.config_of_file", config=config, name=name)
         return {"train": [path]}, []
     folder = path / (config or "")
     if not folder.is_dir():
@@ -152,9 +152,7 @@ def held_out(spec: TrainSpec, task: str, splits: Collection[str], *, required: b
     return percent
 
 
-def missing(split: str, name: str, found: Collection[str]) -> UsageError:
+def missing(split: str, name: str, found: Collection[str]) -> DsrunError:
     """The error for a split without data; `name` is that of the data, "" where there are none."""
-    return UsageError(
-        f"there is no {split} data{f' in {name}' if name else ''}; found: {', '.join(found) or 'no data at all'}",
-        fix=f"--{split}-file FILE",
-    )
+    listed = ", ".join(found) or "no data at all"
+    return refused("files.no_split", split=split, place=name and f" in {name}", found=listed)

@@ -17,6 +17,7 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
+from dsrun.refusals import Refusals
 from dsrun.zero.generate.blocks import (
     ConfigContext,
     FlatConfig,
@@ -41,6 +42,7 @@ REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_ne
 # Their keys are the arguments of the class that is named beside them.
 FREE = ("optimizer.params", "scheduler.params")
 
+_TEXTS = Refusals(__file__, "refusals.toml")
 _SHIPPED = toml_beside(__file__, "shipped.toml")
 SHIPPED = {name: ZeroSpec(**file["options"]) for name, file in _SHIPPED.items()}
 """What each file of ds_configs/ is generated from."""
@@ -286,12 +288,7 @@ def check_flags(spec: ZeroSpec) -> None:
 
 def _check_value(name: str, meta: Mapping[str, Any], value: Any) -> None:
     """One option by itself: its choices and its bounds."""
+    flag, choices = flag_of(name), ", ".join(meta["choices"] or ())
     for each in value if isinstance(value, tuple) else (value,):
-        if meta["choices"] and each not in meta["choices"]:
-            raise UsageError(f"{flag_of(name)}: {each!r} is not one of {', '.join(meta['choices'])}")
-        if isinstance(each, float) and not isfinite(each):
-            raise UsageError(f"{flag_of(name)}: {each} is not a number that JSON can hold")
-        if meta["least"] is not None and not each >= meta["least"]:
-            raise UsageError(f"{flag_of(name)}: {each} is less than {meta['least']}")
-        if meta["most"] is not None and each > meta["most"]:
-            raise UsageError(f"{flag_of(name)}: {each} is more than {meta['most']}")
+        finite = not isinstance(each, float) or isfinite(each)
+        _TEXTS.check("value", flag=flag, value=each, meta=meta, choices=choices, is_finite=finite)

@@ -10,6 +10,7 @@ from typing import Any
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.machine.gpus import LocalGpu, visible_gpus
 from dsrun.models.folder import FoundModel
+from dsrun.refusals import Refusals
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.system.host import cores, require_training_packages
@@ -22,6 +23,7 @@ from dsrun.zero.memory.plan_request import GpuCluster
 from dsrun.zero.memory.plan_text import CommandOptions, train_argv
 from dsrun.zero.memory.strategy import PlanCandidate, gpu
 
+_TEXTS = Refusals(__file__, "refusals.toml")
 STEPS = 2
 SECONDS = 3600.0
 CPU_MICRO_BATCH = 4
@@ -46,16 +48,8 @@ def calibrate(
     if row is None:
         raise UsageError("nothing fits, so there is nothing to calibrate")
     gpus = visible_gpus()
-    if request.cluster.nodes != 1 or (gpus and len(gpus) < request.cluster.per_node):
-        raise UsageError(
-            f"--calibrate runs on this machine, which has {len(gpus)} GPUs, and the plan is for"
-            f" {request.cluster.world}",
-            fix="plan for the GPUs here",
-        )
     other = next((each for each in gpus if is_another(each, request.cluster)), None)
-    if other is not None:
-        what = f"--calibrate runs on this machine, which has {other.name}, and the plan is for {request.cluster.name}"
-        raise UsageError(what, fix="plan for the GPUs here")
+    _TEXTS.check("machine", gpus=gpus, count=len(gpus), other=other, cluster=request.cluster)
     if not gpus:
         made, row = _on_cpu(made, row)
     with scratch_folder("dsrun-calibrate-") as scratch:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.refusals import Refusals
 from dsrun.zero.generate.presets import BufferSizes
 from dsrun.zero.memory.optimizers import of_deepspeed
 from dsrun.zero.memory.plan_request import PlanRequest
@@ -52,10 +53,8 @@ def _place(view: ConfigView, stage: int, shown: str) -> StateOffload:
     if stage < 3:
         return "none" if optimizer == "none" or not stage else "cpu"
     if (optimizer, parameters) not in _PLACES:
-        raise UsageError(
-            f"{shown}: offload_optimizer {optimizer} with offload_param {parameters} is not planned",
-            fix="plan with both on cpu or on nvme, or with the optimizer on cpu",
-        )
+        texts = Refusals(__file__, "refusals.toml")
+        raise texts.error("own_config.places", shown=shown, optimizer=optimizer, parameters=parameters)
     return _PLACES[optimizer, parameters]
 
 

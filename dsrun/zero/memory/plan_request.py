@@ -13,6 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names
 from dsrun.hardware.site import instance
 from dsrun.models.families import family_of, overflow_in_fp16
+from dsrun.refusals import Refusals
 from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.activations import AttentionKernel, TokenBatch
@@ -73,14 +74,8 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuClu
     name, count = (match["name"].strip(), match["count"]) if match else ("", None)
     rented = instance(name)
     per_node = int(count) if count is not None else rented.count if rented else 1
-    if not name or name.isdigit():
-        raise UsageError(f"--gpus {text!r} names no GPU", fix=f"write it as a100-80:{name or 8}")
-    if not 1 <= per_node <= MOST_GPUS:
-        raise UsageError(f"--gpus {text}: {per_node} GPUs in a node", fix=f"give 1 to {MOST_GPUS}")
-    if not 1 <= nodes <= MOST_NODES:
-        raise UsageError(f"--nodes {nodes} is not a valid number of nodes", fix=f"give 1 to {MOST_NODES:,}")
-    if memory is not None and not 1 <= memory <= 10_000:
-        raise UsageError(f"--gpu-memory {memory:g} GiB is not a valid GPU memory", fix="give GiB, such as 48")
+    given = {"text": text, "name": name, "number": name or 8, "per_node": per_node, "nodes": nodes, "memory": memory}
+    _TEXTS.check("cluster", most_gpus=MOST_GPUS, most_nodes=MOST_NODES, **given)
     model = lookup(name)
     if model is None:
         if memory is None:
@@ -124,7 +119,7 @@ def is_place(stage: int, place: StateOffload, wanted: str) -> bool:
     return wanted == place or (stage < 3 and (wanted, place) == ("optimizer", "cpu"))
 
 
-_CHECKED = toml_beside(__file__)
+_CHECKED, _TEXTS = toml_beside(__file__), Refusals(__file__, "refusals.toml")
 USUAL_LENGTH = 1024
 
 SHARES = {"conservative": 0.50, "balanced": 0.65, "aggressive": 0.90}
