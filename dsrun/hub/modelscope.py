@@ -17,17 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, MissingError, UsageError, did_you_mean, one_line
-from dsrun.hub.modelscope_cache import (
-    SETTINGS,
-    WHOLE,
-    ModelscopeAsset,
-    assets_of,
-    cache_of,
-    complete,
-    folder_of,
-    record,
-    unfinished,
-)
+from dsrun.hub import modelscope_cache
+from dsrun.hub.modelscope_cache import SETTINGS, WHOLE, ModelscopeAsset, complete
 from dsrun.hub.unreachable import chain
 from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
@@ -60,8 +51,8 @@ def fetch(spec: TrainSpec, *, notify: NotePrinter, beat: SignOfLife = lambda: No
     called while that goes on. Raises MissingError where ModelScope or access to it is missing, UsageError for a name or
     revision that it does not have.
     """
-    cache = cache_of(os.environ, spec.cache_dir)
-    assets = [each for each in assets_of(spec) if complete(each, cache) is None]
+    cache = modelscope_cache.cache_of(os.environ, spec.cache_dir)
+    assets = [each for each in modelscope_cache.assets_of(spec) if complete(each, cache) is None]
     if assets and local_rank:
         # So that local rank 0, whose notices are printed, takes the lock first.
         time.sleep(_HEAD_START_S)
@@ -85,7 +76,7 @@ def obtain(
         except DsrunError:
             raise
         except Exception as error:
-            copied = folder_of(asset, cache)
+            copied = modelscope_cache.folder_of(asset, cache)
             if isinstance(error, ConnectionError) and _looks_complete(asset, copied):
                 notify(f"ModelScope cannot be reached: the copy of {asset.name} in {copied} is used as it is")
                 return copied
@@ -126,7 +117,7 @@ def _download(asset: ModelscopeAsset, cache: Path, *, token: str | None, notify:
         file_list=[{"Path": each.path, "Size": each.size, "Sha256": each.sha256} for each in files],
         progress_callbacks=[_progress(callback, size, notify, beat)],
     )
-    record(asset, Path(folder), {each.path: each.size for each in files})
+    modelscope_cache.record(asset, Path(folder), {each.path: each.size for each in files})
     return Path(folder)
 
 
@@ -174,7 +165,11 @@ def needed(asset: ModelscopeAsset, listed: Sequence[Any]) -> list[Any]:
             what = f"--dataset-config {asset.part}: dataset {asset.name} has no folder of that name"
             raise UsageError(what, fix=did_you_mean(asset.part, folders, None if folders else "leave it out"))
         files = [each for each in files if each.path.startswith(f"{asset.part}/")]
-    data = [each for each in files if _is_data(each.path)]
+    data = [
+        each
+        for each in files
+        if suffix_of(Path(each.path)) in FORMATS or PurePosixPath(each.path).suffix in _SAVED_DATASET
+    ]
     if not data:
         raise UsageError(f"dataset {asset.name} on ModelScope holds no data files", fix=f"known: {', '.join(FORMATS)}")
     return data
@@ -187,11 +182,6 @@ def _weights(files: Sequence[Any]) -> list[Any]:
     return []
 
 
-def _is_data(path: str) -> bool:
-    file = PurePosixPath(path)
-    return suffix_of(Path(path)) in FORMATS or file.suffix in _SAVED_DATASET
-
-
 def _is_inside(path: str) -> bool:
     """Whether a path that the server names stays in the folder; hidden files are never read."""
     parts = PurePosixPath(path).parts
@@ -200,7 +190,7 @@ def _is_inside(path: str) -> bool:
 
 def _looks_complete(asset: ModelscopeAsset, folder: Path) -> bool:
     """Whether a folder without a record, as `modelscope download` leaves it, may hold everything."""
-    if not folder.is_dir() or any(unfinished(folder)):
+    if not folder.is_dir() or any(modelscope_cache.unfinished(folder)):
         return False
     if asset.kind == "dataset":
         return any(each.is_file() for each in folder.rglob("*"))

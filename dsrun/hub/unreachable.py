@@ -41,7 +41,9 @@ def refused(what: str, error: BaseException, environ: Mapping[str, str], *, inst
     fix = LOG_IN if status in (401, 403) else f"try again later, or use {other_sources()}, or local files: {instead}"
     if status == 404:
         fix = f"check the name and {ENDPOINT}, or use --hub modelscope, or local files: {instead}"
-    message = f"{what}: {_source(environ)} answered {status} for {without_tokens(str(response.url))}"
+    address = environ.get(ENDPOINT)
+    source = f"{ENDPOINT}={without_tokens(address)}" if address else "the Hub"
+    message = f"{what}: {source} answered {status} for {without_tokens(str(response.url))}"
     return MissingError(message, fix=fix, cause=CAUSE)
 
 
@@ -52,9 +54,3 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield seen
         # Also behind `raise … from None`, by which httpx2 hides the socket's own error.
         seen = seen.__cause__ or seen.__context__
-
-
-def _source(environ: Mapping[str, str]) -> str:
-    """Whose answer it was."""
-    address = environ.get(ENDPOINT)
-    return f"{ENDPOINT}={without_tokens(address)}" if address else "the Hub"

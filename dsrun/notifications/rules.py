@@ -83,7 +83,8 @@ class NotificationRules:
             return [] if self._stopped else [self._message("preemption", now, detail=end.message or "")]
         if end.exit_code == EXIT_INTERRUPTED:
             return []  # by whoever sits before it
-        return [self._failed(end, now)]
+        told = self._about_failure("failure", now)
+        return [replace(told, detail=told.detail or end.message or "", exit_code=end.exit_code, log=end.log)]
 
     def _restart(self, record: Mapping[str, Any], when: str) -> Notification:
         code = self._failure.get("cause")
@@ -91,11 +92,6 @@ class NotificationRules:
         told = self._about_failure(kind, when)
         self._failure = {}
         return replace(told, attempt=whole(record.get("attempt")))
-
-    def _failed(self, end: SupervisorEnd, now: str) -> Notification:
-        told = self._about_failure("failure", now)
-        detail = told.detail or end.message or ""
-        return replace(told, detail=detail, exit_code=end.exit_code, log=end.log)
 
     def _about_failure(self, kind: NotificationKind, when: str) -> Notification:
         """A message about the last failure, with all that the supervisor knows of it."""

@@ -12,6 +12,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.batch import SIZES, trainer_values
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
+from dsrun.refusals import Refusals
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 SETS = toml_beside(__file__)
@@ -109,10 +110,9 @@ def _check_rates(recipe: Recipe, config: Mapping[str, Any], file: str) -> None:
     kind = str(_at(config, "optimizer.type") or "")
     block = "scheduler" if config.get("scheduler") else "optimizer" if kind.lower() == "muon" else None
     if given and block:
-        raise UsageError(
-            f"{recipe.where(given[0])}: the {block} block of {file} gives all parameters one learning rate",
-            fix=f"remove the block, and write {'--lr_scheduler_type' if block == 'scheduler' else '--optim'} NAME",
-        )
+        flag = "--lr_scheduler_type" if block == "scheduler" else "--optim"
+        names = {"where": recipe.where(given[0]), "block": block, "file": file, "flag": flag}
+        raise Refusals(__file__, "refusals.toml").error("rates.block", **names)
 
 
 def _lint(recipe: Recipe, file: str, world_size: int | None, linting: partial[None]) -> None:

@@ -196,7 +196,6 @@ def _from_json(shown: str, key: str, value: Any) -> ParsedValue:
     flag = vocabulary().get(normalise(key))
     where = f"{shown}: {key}"
     if flag is None:
-        raise answer(where, normalise(key)) or UsageError(
-            f"{where}: unknown flag", fix=did_you_mean(key, vocabulary(), HELP)
-        )
+        near = did_you_mean(key, vocabulary(), HELP)
+        raise answer(where, normalise(key)) or UsageError(f"{where}: unknown flag", fix=near)
     return from_data(flag, value, spelling=normalise(key), source=shown, where=where)

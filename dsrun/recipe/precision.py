@@ -25,7 +25,10 @@ def decide_precision(
     `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
     decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
     """
-    requested = dict(_switches(deepspeed or {})) | {k: v for k, v in given.items() if k in ("bf16", "fp16")}
+    blocks = {name: (deepspeed or {}).get(name) for name in ("bf16", "fp16")}
+    switches = {name: block.get("enabled", False) for name, block in blocks.items() if isinstance(block, dict)}
+    requested = {name: value for name, value in switches.items() if isinstance(value, bool)}
+    requested |= {name: value for name, value in given.items() if name in blocks}
     chosen: TrainingPrecision = "fp16" if requested.get("fp16") else "bf16" if requested.get("bf16") else "fp32"
     overflow = overflow_in_fp16(model_type) if family_of(model_type).overflows_in_fp16 else ""
     names = {"chosen": chosen, "overflow": overflow, "device": device, "bf16_supported": bf16_supported}
@@ -33,10 +36,3 @@ def decide_precision(
         if evaluate(each["when"], names):
             raise UsageError(each["message"].format_map(names), fix=each["fix"])
     return chosen if requested or not bf16_supported else "bf16"
-
-
-def _switches(deepspeed: dict[str, Any]) -> list[tuple[str, bool]]:
-    """The precision blocks of a DeepSpeed configuration that are true or false themselves."""
-    blocks = ((name, deepspeed.get(name)) for name in ("bf16", "fp16"))
-    values = ((name, block.get("enabled", False)) for name, block in blocks if isinstance(block, dict))
-    return [(name, value) for name, value in values if isinstance(value, bool)]

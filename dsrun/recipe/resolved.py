@@ -52,9 +52,8 @@ def from_json(found: Mapping[str, Any], where: str) -> Recipe:
             raise KeyError("version")
         return Recipe.of(dict(found["values"]), dict(found["sources"]), argv=tuple(found["argv"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{where} is not a recipe of this version of dsrun ({error})", fix="use one version on all nodes"
-        ) from None
+        what = f"{where} is not a recipe of this version of dsrun ({error})"
+        raise UsageError(what, fix="use one version on all nodes") from None
 
 
 def with_secrets_of(recipe: Recipe, other: Recipe) -> Recipe:

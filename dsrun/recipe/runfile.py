@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -151,7 +151,9 @@ def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[
     for key, node in _pairs(root, shown, "the file"):
         section = key.value
         if section not in sections():
-            _unknown_section(key, shown)
+            near = did_you_mean(section, sections(), f"known: {', '.join(sections())}")
+            fix = f"{section} belongs under train:" if normalise(section) in vocabulary() else near
+            raise UsageError(f"{shown}:{_line(key)}: unknown section {section}", fix=fix)
         if section in OF_RENDERERS or node.tag == NULL_TAG:
             continue
         if section == "data":
@@ -187,13 +189,6 @@ def _pairs(node: yaml.Node, shown: str, what: str) -> list[tuple[yaml.ScalarNode
     return list(node.value)
 
 
-def _unknown_section(key: yaml.ScalarNode, shown: str) -> NoReturn:
-    where = f"{shown}:{_line(key)}: unknown section {key.value}"
-    if normalise(key.value) in vocabulary():
-        raise UsageError(where, fix=f"{key.value} belongs under train:")
-    raise UsageError(where, fix=did_you_mean(key.value, sections(), f"known: {', '.join(sections())}"))
-
-
 def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: str, shown: str) -> ParsedValue | None:
     """One line of a section. An empty value leaves the flag as it is."""
     name = normalise(key.value)
@@ -204,9 +199,8 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
         keys = sections()[section]
         listed = "docs/train.md lists all flags" if section == "train" else f"known: {', '.join(keys)}"
         of_others = answer(f"{source}: {section}.{key.value}", name) if section == "train" else None
-        raise of_others or UsageError(
-            f"{source}: unknown key {section}.{key.value}", fix=did_you_mean(name, keys, listed)
-        )
+        unknown = f"{source}: unknown key {section}.{key.value}"
+        raise of_others or UsageError(unknown, fix=did_you_mean(name, keys, listed))
     if flag.name == "config":
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
     if node.tag == NULL_TAG and flag.optional:
@@ -258,9 +252,8 @@ def _mixture(loader: _Loader, node: yaml.Node | None, shown: str) -> dict[str, A
 def _set(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, shown: str) -> dict[str, Any]:
     """The options of a set by their canonical names."""
     if not NAME.fullmatch(key.value):
-        raise UsageError(
-            f"{shown}:{_line(key)}: {key.value!r} is not a valid name of a set", fix="use letters, digits, _, - and ."
-        )
+        what = f"{shown}:{_line(key)}: {key.value!r} is not a valid name of a set"
+        raise UsageError(what, fix="use letters, digits, _, - and .")
     options: dict[str, Any] = {}
     for each, value in _pairs(node, shown, f"set {key.value}"):
         name = normalise(each.value)

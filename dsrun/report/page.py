@@ -1,6 +1,6 @@
 """One HTML page about runs: nothing is loaded, and no text of a run is taken for HTML."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import isfinite
@@ -14,12 +14,13 @@ from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
+from dsrun.monitoring.observations import is_waiting_while_busy, slowest, throttle_reasons, wait_share
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
-from dsrun.report.nodes import node_tables
 from dsrun.report.panels import ReportPanel, measure_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
+from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import DEFAULT
 from dsrun.runs.records import finite, plain, utc_now
 from dsrun.system.terminal.display import counted, duration, figure, precise_duration, size_text
@@ -34,6 +35,10 @@ MARKER = '<meta name="generator" content="dsrun report'
 MOST_EVALUATIONS = 30
 MISSING = "—"
 RESTARTS = "Restarts"
+MOST_ROWS = 16
+"""Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""
+_PlacedNode = tuple[NodeStatus, Any]
+"""A rank or a GPU with its node."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,51 @@ def _figures(few: Iterable[ReportPanel]) -> list[tuple[str, str, str]]:
          f"{step:,}", f"{figure(value)} {panel.unit}".strip())
         for panel in few for curve in panel.curves for step, value in curve.points[:MOST_EVALUATIONS]
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """A table without the columns that are empty in all its rows."""
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def node_tables(nodes: Sequence[NodeStatus]) -> list[NodeTable]:
+    """What nodes last told of the ranks, where their steps are known, and of the GPUs; nodes.toml has their columns."""
+    ranks = [(node, rank) for node in nodes for rank in node.ranks]
+    gpus = [(node, gpu) for node in nodes for gpu in node.gpus]
+    when = max((node.time for node in nodes), default="")[:19].replace("T", " ")
+    tables = []
+    if any(rank.step_s is not None for _, rank in ranks):
+        behind = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))
+        names = {"slow": slowest([rank for _, rank in ranks])}
+        tables.append(_table("ranks", f"slowest of {len(ranks):,}", when, behind, lambda each: each[1].rank, **names))
+    if gpus:
+        idle = sorted(gpus, key=lambda each: 1.0 if each[1].utilization is None else each[1].utilization)
+        tables.append(
+            _table("GPUs", f"least used of {len(gpus):,}", when, idle, lambda each: (each[0].node, each[1].index))
+        )
+    return tables
+
+
+def _table(
+    kind: str, which: str, when: str, several: Sequence[_PlacedNode], order: Callable[[_PlacedNode], Any], **names: Any
+) -> NodeTable:
+    """The first of `several`, in this order."""
+    shown = sorted(several[:MOST_ROWS], key=order)
+    of = f"The {len(shown)} {which} {kind}" if len(several) > len(shown) else kind[0].upper() + kind[1:]
+    cells = {
+        head: [str(evaluate(cell, {"node": node, "each": each, **_FUNCTIONS, **names})) for node, each in shown]
+        for head, cell in toml_beside(__file__, "nodes.toml")[kind].items()
+    }
+    heads = tuple(head for head, column in cells.items() if any(column))
+    return NodeTable(f"{of} at {when}", heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
+
+
+_SHOWN = (precise_duration, size_text, wait_share, is_waiting_while_busy, throttle_reasons)
+_FUNCTIONS = {each.__name__: each for each in _SHOWN}
 
 
 def all_findings(run: RunReport) -> list[Finding]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.system.mounts import MountPoint, mount_in
+from dsrun.system.mounts import mount_in
 from dsrun.system.process.proc import within
 from dsrun.system.terminal.display import duration
 
@@ -56,7 +56,9 @@ def abandoned(locks: Iterable[Path], now: float, mounts: str) -> dict[Path, Lock
     found = {}
     for lock, state in states.items():
         mount = mount_in(mounts, lock)
-        elsewhere = mount is not None and (mount.shared or (_in_container() and not _is_own_root(mount)))
+        # The root of a container is seen by no other; processes apart may have that of the machine.
+        own = mount and mount.point == Path("/") and mount.kind in ("overlay", "fuse.fuse-overlayfs")
+        elsewhere = mount is not None and (mount.shared or (_in_container() and not own))
         # What another user has open cannot be seen, but by root.
         is_visible = os.geteuid() in (0, state.owner) and not elsewhere
         if state.file not in held and (is_visible or state.age_s(now) >= STALE_S):
@@ -69,11 +71,6 @@ def _in_container() -> bool:
     with suppress(OSError):
         return Path("/proc/self/ns/pid").readlink() != _FIRST_NAMESPACE
     return True
-
-
-def _is_own_root(mount: MountPoint) -> bool:
-    """Whether it is the root of a container, seen by no other; processes apart may have that of the machine."""
-    return mount.point == Path("/") and mount.kind in ("overlay", "fuse.fuse-overlayfs")
 
 
 def _state(lock: Path) -> LockState | None:

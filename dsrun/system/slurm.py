@@ -65,9 +65,8 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedPro
 
 
 def _no_slurm(program: str) -> MissingError:
-    return MissingError(
-        f"there is no SLURM cluster here ({program} finds none)", fix="call it on a login node of the cluster"
-    )
+    what = f"there is no SLURM cluster here ({program} finds none)"
+    return MissingError(what, fix="call it on a login node of the cluster")
 
 
 def error_line(answer: CompletedProcess[str]) -> str:

@@ -75,8 +75,8 @@ class _Member:
                 elif "start" in message:
                     # The store of the ranks takes the port over.
                     listeners.close()
-                    self._start(address if message["start"]["several"] else None)
-                    stack.callback(self._close)
+                    self._programs = self._started(address if message["start"]["several"] else None)
+                    stack.callback(self._programs.close)
                 elif "tasks" in message and self._programs:
                     for local, task in message["tasks"].items():
                         self._programs.send(int(local), {**task, "device": self._device(int(local))})
@@ -84,23 +84,17 @@ class _Member:
                     for local in message["cancel"]:
                         self._programs.send(int(local), {"cancel": True})
                 elif "refused" in message:
-                    raise UsageError(
-                        f"{self._place.host}:{self._port + 1} refuses node {self._place.index}: {message['refused']}",
-                        fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
-                    )
+                    what = f"{self._place.host}:{self._port + 1} refuses node {self._place.index}"
+                    fix = "all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET"
+                    raise UsageError(f"{what}: {message['refused']}", fix=fix)
                 elif "end" in message:
                     return message
         raise LeaderUnreachable("it has left the test, or its machine is lost")
 
-    def _start(self, local_address: str | None) -> None:
+    def _started(self, local_address: str | None) -> RankPrograms:
         env = rank_environment(self._topology, os.environ, local_address=local_address)
-        self._programs = RankPrograms(
-            self._topology.workers, env, lambda local, answer: self._membership.send({"local": local, **answer})
-        )
-
-    def _close(self) -> None:
-        if self._programs:
-            self._programs.close()
+        send = self._membership.send
+        return RankPrograms(self._topology.workers, env, lambda local, answer: send({"local": local, **answer}))
 
     def _device(self, local: int) -> int | None:
         """The number of the GPU of a rank; srun may have left a task one GPU of its own, or all of the node's."""

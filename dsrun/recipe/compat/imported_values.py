@@ -103,9 +103,8 @@ def split(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     """A split to train on; dsrun takes the one of that name, or its first rows."""
     found = re.fullmatch(r"([\w-]+)(?:\[:(\d+)\])?", str(value))
     if not found or found[1] not in NAMES["train"]:
-        run.refused.append(
-            f"{where} {value}: dsrun trains on the whole split train: write its rows into a file (or --drop {key})"
-        )
+        instead = f"write its rows into a file (or --drop {key})"
+        run.refused.append(f"{where} {value}: dsrun trains on the whole split train: {instead}")
     elif found[2]:
         run.give("max_train_samples", int(found[2]), where)
 
@@ -200,6 +199,5 @@ def template(run: "ImportedRun", key: str, value: Any, where: str) -> None:
     elif value == "chatml" or str(value).endswith(".jinja") or Path(str(value)).is_file():
         run.give("chat_template", value, where)
     elif value not in ("tokenizer_default", "jinja", "default", "empty"):
-        run.notes.append(
-            f"{where} {value}: the tokenizer's own template is used; `dsrun prepare --config run.yaml` shows its text"
-        )
+        shows = "`dsrun prepare --config run.yaml` shows its text"
+        run.notes.append(f"{where} {value}: the tokenizer's own template is used; {shows}")

@@ -47,12 +47,9 @@ def other_tools() -> dict[str, tuple[str, str]]:
         name: (tool, text)
         for tool, rows in tables().items()
         for name, row in rows.items()
-        if "'" not in tool and name not in by_spelling() and (text := _text(row))
+        if "'" not in tool and name not in by_spelling()
+        if (text := str(row.get("answer") or row.get("refuse") or row.get("note") or ""))
     }
-
-
-def _text(row: Mapping[str, Any]) -> str:
-    return str(row.get("answer") or row.get("refuse") or row.get("note") or "")
 
 
 def answer(where: str, name: str) -> UsageError | None:

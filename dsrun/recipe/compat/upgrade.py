@@ -51,9 +51,8 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == SECTION and isinstance(value, yaml.MappingNode):
             if value.flow_style:
-                raise UsageError(
-                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: is in braces", fix="write one flag a line"
-                )
+                where = f"{shown}:{value.start_mark.line + 1}"
+                raise UsageError(f"{where}: {SECTION}: is in braces", fix="write one flag a line")
             return list(value.value)
     return []
 

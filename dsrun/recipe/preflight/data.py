@@ -9,19 +9,11 @@ from dsrun.errors import UsageError
 from dsrun.models.families import SEQ2SEQ
 from dsrun.models.folder import cached_snapshot, hub_cache
 from dsrun.recipe.mixture import naming, specs_of
+from dsrun.recipe.preflight import splits
 from dsrun.recipe.preflight.bad_rows import refuse_bad
 from dsrun.recipe.preflight.data_files import HEAD, data_format
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, no_template
-from dsrun.recipe.preflight.splits import (
-    SAMPLE_LIMITS,
-    SPLITS,
-    dataset_files,
-    format_of,
-    given_files,
-    held_out,
-    missing,
-)
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.normal import normal_or_bad
@@ -54,11 +46,11 @@ def check_data(recipe: Recipe) -> None:
     required = evaluation_is_requested(recipe)
     is_tokens = "train" in files and data_format(files["train"][0]) in ("bin", "npy")
     kind = "seq2seq" if tasks[0] == "seq2seq" else "causal-lm"
-    held = held_out(spec, kind, files, required=required, is_tokens=is_tokens)
-    for split in SPLITS:
+    held = splits.held_out(spec, kind, files, required=required, is_tokens=is_tokens)
+    for split in splits.SPLITS:
         is_needed = split != "validation" or (not held and (required or "train" not in wanted))
         if is_needed and split in wanted and split not in files:
-            raise missing(split, spec.dataset or str(next(iter(files.values()))[0]), files)
+            raise splits.missing(split, spec.dataset or str(next(iter(files.values()))[0]), files)
 
 
 def tasks_of(spec: TrainSpec) -> tuple[str, ...]:
@@ -82,11 +74,11 @@ def _files(spec: TrainSpec) -> dict[str, list[Path]] | None:
     """The files of each split; None where the data are not all files of this machine."""
     found: dict[str, list[Path]] = {}
     if spec.dataset:
-        local = dataset_files(spec.dataset, spec.dataset_config) if is_path(spec.dataset) else None
+        local = splits.dataset_files(spec.dataset, spec.dataset_config) if is_path(spec.dataset) else None
         if local is None:
             return None
         found = local[0]
-    return found | given_files(spec)
+    return found | splits.given_files(spec)
 
 
 def _check_split(
@@ -94,7 +86,7 @@ def _check_split(
 ) -> RowLayout | None:
     """The layout of the files of a split, where it can be told. Raises UsageError where they do not mix, or their
     columns or too many of their rows are of no use; `others` are the layouts of splits before it."""
-    format_of(paths)
+    splits.format_of(paths)
     where = str(paths[0])
     rows = first_rows(paths[0])
     if not rows:
@@ -120,7 +112,7 @@ def _check_split(
         tokenizer = spec.tokenizer or spec.model or ""
         if layout.is_chat and not spec.chat_template and lacks_template(Path(tokenizer).expanduser()):
             raise no_template(where, tokenizer)
-        is_limited = getattr(spec, SAMPLE_LIMITS[split]) is not None
+        is_limited = getattr(spec, splits.SAMPLE_LIMITS[split]) is not None
         _check_rows(paths, layout, spec.max_bad_rows, is_limited=is_limited)
     return layout
 

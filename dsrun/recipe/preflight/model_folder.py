@@ -11,25 +11,20 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.refusals import Refusals
 from dsrun.system.files import parse_json, read_bytes
 
-refused_kind = Refusals(__file__).error
+_TEXTS = Refusals(__file__)
+refused_kind = _TEXTS.error
 
 
 def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> None:
     """Raise UsageError for a folder, named by `flag`, that is no model, has no weights, or is no model of text."""
     # A name on the Hub needs none of it.
     from dsrun.models.families import family_of, is_trained, other_models
-    from dsrun.models.folder import has_weights
+    from dsrun.models.folder import has_weights as holds_weights
 
-    name = spec.model
-    if not path.is_dir():
-        raise UsageError(f"{flag} {name} is a file; a model is a folder with config.json and its weights")
-    if not (path / "config.json").is_file():
-        adapter = (path / "adapter_config.json").is_file()
-        what = "contains a LoRA adapter, not a model" if adapter else "is not a model: it contains no config.json"
-        raise UsageError(f"{flag} {name} {what}", fix="merge the adapter first" if adapter else None)
-    if not spec.from_scratch and not has_weights(path):
-        fix = "--from-scratch initialises a model from its config" if flag == "--model" else "name a trained model"
-        raise UsageError(f"{flag} {name} holds config.json but no weights", fix=fix)
+    what, has_weights = f"{flag} {spec.model}", spec.from_scratch or holds_weights(path)
+    has_config, is_adapter = ((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    found = {"is_folder": path.is_dir(), "has_config": has_config, "is_adapter": is_adapter}
+    _TEXTS.check("folder", what=what, flag=flag, has_weights=has_weights, **found)
     if not spec.from_scratch and not any(path.glob("*.safetensors")):
         from dsrun.models.pickled import refuse_code  # few models have no safetensors
 
@@ -39,11 +34,11 @@ def check_model_folder(path: Path, spec: "TrainSpec", flag: str = "--model") -> 
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and not is_trained(config) and "auto_map" not in config:
-        raise refused_kind("kind.neither", what=f"{flag} {name}", kind=kind)
+        raise refused_kind("kind.neither", what=what, kind=kind)
     if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.config_override:
-        raise refused_kind("kind.both_ways", what=f"{flag} {name}", kind=kind)
+        raise refused_kind("kind.both_ways", what=what, kind=kind)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
-        raise refused_kind("kind.dpo", what=f"{flag} {name}", kind=kind)
+        raise refused_kind("kind.dpo", what=what, kind=kind)
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -8,14 +8,16 @@ from itertools import pairwise
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import DsrunError, UsageError, nearest
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.recipe.rows.beside import beside, history_of, refuse, structure_of, tools_of, without_none
+from dsrun.refusals import Refusals
 from dsrun.system.files import parse_json
 
 UNLEARNED = "unlearned"
 """The key that marks a message of the assistant that is read but not learned; templates do not see it."""
+_TEXTS = Refusals(__file__, "refusals.toml")
 _MASKS = ("assistant_masks", "completion_mask")
 # What is refused whatever the layout.
 _MEDIA = dict(beside("", (), ())[1])
@@ -62,19 +64,15 @@ def _preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[s
         parts = [_text(row.get(column), column, where) for column in layout.columns]
         source = "\n".join(part for part in parts if part)
         return {"source": source, "chosen": chosen, "rejected": rejected}
-    prompt = _common_beginning(chosen, rejected)
+    # What both begin with, up to the last white space: a word that only begins alike belongs to the answers.
+    same = chosen[: alike(chosen, rejected)]
+    prompt = same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
     return {"source": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many items, or characters, two sequences begin with alike."""
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _common_beginning(one: str, other: str) -> str:
-    """What two texts begin with, up to the last white space: a word that only begins alike belongs to the answers."""
-    same = one[: alike(one, other)]
-    return same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
 
 
 def _chat_preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -250,8 +248,7 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     if media := [name for name in message if name in _MEDIA and message[name]]:
         raise UsageError(f"{where}: a message contains {media[0]}; dsrun trains on text")
     if known is None:
-        fix = "rename it: roles are system, user, assistant and tool"
-        raise UsageError(f"{where}: unknown role {role!r} in a message", fix=fix)
+        raise _TEXTS.error("message.role", where=where, role=role)
     # OpenAI's first form of a single call.
     if call := message.pop("function_call", None):
         message.setdefault("tool_calls", [{"type": "function", "function": call}])
@@ -265,15 +262,13 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     return _unlearned({**found, **message}) if not all(learned) else {**found, **message}
 
 
-def _without(key: str, item: Mapping[str, Any], where: str) -> UsageError:
+def _without(key: str, item: Mapping[str, Any], where: str) -> DsrunError:
     """The error for a message that lacks this key."""
     there = [name for name in item if item[name] is not None]
     texts = [name for name in there if name not in ("role", "from") and isinstance(item[name], str)]
     meant = nearest(key, there) or (texts[0] if key == "content" and len(texts) == 1 else None)
-    return UsageError(
-        f"{where}: a message has no {key}; its keys: {', '.join(there)}",
-        fix=f"rename {meant!r} to {key!r}" if meant else "each message has a role and a content",
-    )
+    text = "message.renamed" if meant else "message.incomplete"
+    return _TEXTS.error(text, where=where, key=key, there=", ".join(there), meant=meant)
 
 
 def _plain(content: Any, where: str) -> str:

@@ -21,6 +21,7 @@ from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.data_files import as_utf8, check_data_file, data_format, is_gzip
 from dsrun.recipe.rows.beside import EMPTY
 from dsrun.recipe.rows.csv_records import csv_records
+from dsrun.refusals import Refusals
 from dsrun.system.files import parse_json
 
 RawRow = dict[str, Any]
@@ -28,6 +29,7 @@ RawRows = Iterator[tuple[str, RawRow]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
 SAMPLE_ROWS = 100
+_TEXTS = Refusals(__file__, "refusals.toml")
 _DELIMITERS = {";": "semicolon", "\t": "tab"}
 # Bytes of a JSON file that is read as a whole for its first rows: about a second.
 _LONGEST_DOCUMENT = 64 << 20
@@ -117,8 +119,7 @@ def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[R
         with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:
             # Seeking stops at the end of a compressed file, but not of a plain one.
             if file.seek(offset) < offset or not (is_gzip(path) or path.stat().st_size >= offset):
-                fix = "put it back, or --resume never"
-                raise UsageError(f"{path} is shorter than when this run last read it", fix=fix)
+                raise _TEXTS.error("file.shorter", path=path)
             for raw in file:
                 whole = raw.count(b"\r") == raw.endswith(b"\r\n")
                 for piece in (raw,) if whole else filter(None, _LONE_RETURN.split(raw)):
@@ -230,11 +231,8 @@ def _check_header(path: Path, header: list[str]) -> None:
     if not any(header):
         raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
     if len(header) == 1 and (found := next((mark for mark in _DELIMITERS if mark in header[0]), None)):
-        raise UsageError(
-            f"{path} looks {_DELIMITERS[found]}-separated: its first line is {header[0][:60]!r}",
-            fix=f"""convert it: python -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, """
-            f"""delimiter="{found.encode("unicode_escape").decode()}"))' < {path} > commas.csv""",
-        )
+        names = {"kind": _DELIMITERS[found], "line": header[0][:60], "mark": found.encode("unicode_escape").decode()}
+        raise _TEXTS.error("table.separated", path=path, **names)
 
 
 def _parquet_rows(path: Path, start: ReadPosition) -> MarkedRows:

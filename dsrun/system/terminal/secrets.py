@@ -180,7 +180,10 @@ def _masked_word(word: str) -> str:
         return word[: -len(assignment[2])] + MASK
     if header := _table("within")["header_of_word"].match(word):
         return header[1] + MASK
-    shown = _masked_object(word) or (len(word.split()) > 1 and _masked_line(word)) or word
+    found = object_in(word)
+    hidden = masked_values(found)
+    shown = word[: word.find("{")] + json.dumps(hidden) if hidden != found else ""
+    shown = shown or (len(word.split()) > 1 and _masked_line(word)) or word
     return without_tokens(f"\n{shown}")[1:]  # at the beginning of a line a name has a value, in a sentence it has none
 
 
@@ -195,13 +198,6 @@ def object_in(word: str) -> Any:
         return parse_json(word[start:])
     except ValueError:
         return None
-
-
-def _masked_object(word: str) -> str:
-    """A word that is or ends in a JSON object; "" where it holds nothing to hide."""
-    found = object_in(word)
-    shown = masked_values(found)
-    return word[: word.find("{")] + json.dumps(shown) if shown != found else ""
 
 
 def _masked_line(line: str) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
 from dsrun.system.scratch import scratch_folder
-from dsrun.wheel.cache import WheelCache
+from dsrun.wheel.cache import LOG_NAME, WheelCache
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
+from dsrun.wheel.compile.failure import explaining
 from dsrun.wheel.compile.output import OnEvent
 from dsrun.wheel.find_links import take_from
 
@@ -65,12 +66,13 @@ def cached_build(
         with store.staging(key) as staged:
             if force or not any(take_from(place, build, staged, notify) for place in find_links):
                 parts = WheelParts(store.root / "parts", reuse=not force)
-                with scratch_folder(f"{PREFIX}{key}-", build_root(), keep=keep) as folder:
+                with (
+                    scratch_folder(f"{PREFIX}{key}-", build_root(), keep=keep) as folder,
+                    explaining(folder, staged / LOG_NAME, failed_log),
+                ):
                     if keep:
                         notify(f"compiled in {folder}, which is kept")
-                    build_wheel(
-                        build, folder, staged, parts=parts, environ=environ, on_event=on_event, failed_log=failed_log
-                    )
+                    build_wheel(build, folder, staged, parts=parts, environ=environ, on_event=on_event)
             try:
                 entry = store.publish(key, staged)
             except OSError as error:

@@ -22,7 +22,7 @@ from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.build_environment import WheelRequest, build_environment
 from dsrun.wheel.compile.context import BuildContext
-from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
+from dsrun.wheel.compile.failure import check_executable, explained
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker, OnEvent, follow
 from dsrun.wheel.compile.precompiled import launcher
 from dsrun.wheel.compile.wrappers import compiler_environment, prefix_maps, write_nvcc_wrapper
@@ -168,32 +168,14 @@ class WheelParts:
 
 
 def build_wheel(
-    build: WheelBuild,
-    folder: Path,
-    staged: Path,
-    *,
-    parts: WheelParts,
-    environ: Mapping[str, str],
-    on_event: OnEvent,
-    failed_log: Path,
+    build: WheelBuild, folder: Path, staged: Path, *, parts: WheelParts, environ: Mapping[str, str], on_event: OnEvent
 ) -> None:
     """Build the wheel in the empty `folder`, and put it with WHEEL.json and its log into `staged`.
 
     Operations that are among `parts` are not compiled again. `on_event` is called from another thread with every event.
-    Raises ToolError in one line when a compiler fails or the wheel is not what was requested; the log is then in
-    `failed_log`. KeyboardInterrupt when it was stopped; no process is left behind.
+    Raises ToolError in one line when a compiler fails or the wheel is not what was requested, OSError for files that
+    cannot be written (`failure.explaining`), KeyboardInterrupt when it was stopped; no process is left behind.
     """
-    try:
-        _build(build, folder, staged, parts=parts, environ=environ, on_event=on_event)
-    except ToolError as error:
-        raise with_log(error, staged / LOG_NAME, failed_log) from error
-    except OSError as error:
-        raise copy_failed(folder, error) from error
-
-
-def _build(
-    build: WheelBuild, folder: Path, staged: Path, *, parts: WheelParts, environ: Mapping[str, str], on_event: OnEvent
-) -> None:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     keys = {group: part_request(build.request, group).key for group in group_ops(build.ops)}
     ready = {group: part for group, key in keys.items() if (part := parts.find(key))}

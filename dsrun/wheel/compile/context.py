@@ -16,6 +16,7 @@ from dsrun.findings.texts import finding_of
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.machine.gpus import visible_gpus
 from dsrun.machine.torch_facts import TorchFacts, torch_facts
+from dsrun.refusals import Refusals
 from dsrun.system.process.proc import capture
 from dsrun.wheel.compile.build_environment import without_flags
 from dsrun.wheel.platform.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
@@ -147,8 +148,7 @@ def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
 def _torch(python: Path) -> TorchFacts:
     torch = torch_facts(str(python))
     if torch is None:
-        what = f"{python} has no torch, and the operations are compiled against it"
-        raise MissingError(what, fix=f"{python} -m pip install torch, or name another environment with --python")
+        raise Refusals(__file__, "refusals.toml").error("python.no_torch", python=python)
     if torch.hip:
         raise UsageError(f"torch {torch.version} is built for ROCm", fix="dsrun builds for CUDA and for CPUs")
     return torch

@@ -5,19 +5,21 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import ToolError
+from dsrun.errors import DsrunError, ToolError
+from dsrun.refusals import Refusals
 from dsrun.system.files import DISK_FULL
 from dsrun.system.patterns import patterns_beside
 from dsrun.wheel.compile.output import split_line
 from dsrun.wheel.compile.parallel import BEGIN, END
 
 _QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
-_PATTERNS = patterns_beside(__file__)
+_PATTERNS, _TEXTS = patterns_beside(__file__), Refusals(__file__, "refusals.toml")
 _LINES = {kind: tuple(map(re.compile, texts)) for kind, texts in toml_beside(__file__)["lines"].items()}
 # ninja's own failure is only an echo of the compiler's.
 _ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned non-zero exit status")
@@ -80,7 +82,7 @@ def _classify(label: str, text: str) -> tuple[str, BuildFailure | None]:
     return "", None
 
 
-def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
+def explained(log: Path, codes: dict[str, int], folder: Path) -> DsrunError:
     """The one line a user needs of a failed build."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         failure = first_failure((split_line(line) for line in lines), codes)
@@ -93,21 +95,26 @@ def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
         what = next(filter(None, reversed(printed)), "it printed nothing")
         return ToolError(f"the build of {label or 'the wheel'} failed: {what}")
     if failure.cause == "memory":
-        return ToolError(
-            f"the compiler of {failure.label} was killed, out of memory ({failure.what})",
-            fix="compile one file at a time with --jobs 1, or free some memory",
-        )
+        return _TEXTS.error("build.memory", label=failure.label, what=failure.what)
     tree = f"{folder / 'trees' / failure.label}/"
     # ccache gives the compiler paths that are relative to where it runs, the tree's build folder.
     sentence = re.sub(r"^(\.\./)+", "", failure.sentence.replace(tree, ""))
     return ToolError(f"{failure.label}: {sentence}")
 
 
-def disk_full(folder: Path, why: str) -> ToolError:
-    return ToolError(
-        f"no space left on the disk of {folder.parent} or of the store: {why}",
-        fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
-    )
+def disk_full(folder: Path, why: str) -> DsrunError:
+    return _TEXTS.error("build.disk", folder=folder.parent, why=why)
+
+
+@contextmanager
+def explaining(folder: Path, log: Path, kept: Path) -> Iterator[None]:
+    """What goes wrong with the build in `folder` is one ToolError; its `log` is then in the file `kept`."""
+    try:
+        yield
+    except ToolError as error:
+        raise with_log(error, log, kept) from error
+    except OSError as error:
+        raise copy_failed(folder, error) from error
 
 
 def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
@@ -125,11 +132,10 @@ def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
 def check_executable(folder: Path) -> None:
     """Raise ToolError when the build's new `folder` lies where no program may be run."""
     if os.statvfs(folder.parent).f_flag & os.ST_NOEXEC:
-        what = f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there"
-        raise ToolError(what, fix="point TMPDIR to another disk")
+        raise _TEXTS.error("build.noexec", folder=folder.parent)
 
 
-def copy_failed(folder: Path, error: OSError) -> ToolError:
+def copy_failed(folder: Path, error: OSError) -> DsrunError:
     """The error for a file that could not be written in the build's `folder` or in the store."""
     # copytree goes on after an error, and lists those of all files in one without an error number.
     first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or str(error)

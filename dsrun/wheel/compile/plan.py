@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
+from dsrun.refusals import Refusals
 from dsrun.system import host
 from dsrun.system.scratch import scratch_folder
 from dsrun.system.variables import cache_root
@@ -113,10 +113,7 @@ def _without_too_new(
             kept.append(op)
             continue
         if op.name in named:
-            raise UsageError(
-                f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
-                fix=f"--ops …,-{op.name} leaves it out",
-            )
+            raise Refusals(__file__, "refusals.toml").error("ops.too_new", op=op, archs=env_value(archs))
         diagnostics.add([finding_of("op_left_out", op=op.name, lowest=op.lowest)])
     return tuple(kept)
 

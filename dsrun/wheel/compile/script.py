@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.system.scratch import scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import difference
@@ -17,7 +18,7 @@ _SOURCE = (
     "import sys; from pathlib import Path; from dsrun.wheel.select_source import resolve_source; "
     "resolve_source(sys.argv[1] or None, Path(sys.argv[2]), cache=Path(sys.argv[3]))"
 )
-_LEFT_OVERS = "build *.egg-info deepspeed/git_version_info_installed.py"
+_TEXTS: dict[str, str] = toml_beside(__file__)
 _END = "END_OF_FILE"
 
 
@@ -32,12 +33,10 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     with scratch_folder("dsrun-dry-run-") as scratch:
         processes, _ = plan_processes(build, group_ops(build.ops), scratch, environ)
         lines = [
-            "#!/bin/sh",
-            f"# DeepSpeed {build.request.deepspeed}+{build.request.local_version}, by dsrun build-wheel --dry-run",
-            "set -eu",
+            _TEXTS["head"].format(version=f"{build.request.deepspeed}+{build.request.local_version}"),
             *_files(scratch),
             shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", sdists]),
-            *(line for process in processes for line in _part(process, scratch, parts.root, environ)),
+            *(_part(process, scratch, parts.root, environ) for process in processes),
             shlex.join(["rm", "-rf", str(scratch)]),
             "# Merges the parts.",
             shlex.join(again),
@@ -67,21 +66,16 @@ def _file(path: Path) -> Iterator[str]:
         yield f"chmod +x {to}"
 
 
-def _part(process: CompileProcess, folder: Path, parts: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    tree, made = shlex.quote(str(process.tree)), shlex.quote(process.argv[-1])
-    kept = shlex.quote(str(parts / f"{process.key}.whl"))
-    changes = difference(environ, process.env)
-    yield f"# {process.label}"
-    yield shlex.join(["mkdir", "-p", str(folder / "trees"), process.argv[-1], str(parts)])
-    yield f"cp -a {shlex.quote(str(folder / 'source'))} {tree}"
-    yield "("
-    yield from (
+def _part(process: CompileProcess, folder: Path, parts: Path, environ: Mapping[str, str]) -> str:
+    paths = {"tree": process.tree, "made": process.argv[-1], "kept": parts / f"{process.key}.whl"}
+    changes = (
         f"    unset {name}" if value is None else f"    export {name}={shlex.quote(value)}"
-        for name, value in sorted(changes.items())
+        for name, value in sorted(difference(environ, process.env).items())
     )
-    yield f"    cd {tree}"
-    yield f"    rm -rf {_LEFT_OVERS}"
-    yield f"    {shlex.join(process.argv)}"
-    yield ")"
-    yield f"cp {made}/*.whl {kept}.copy"
-    yield f"mv {kept}.copy {kept}"
+    return _TEXTS["part"].format(
+        label=process.label,
+        folders=shlex.join(["mkdir", "-p", str(folder / "trees"), process.argv[-1], str(parts)]),
+        changes="\n".join(changes),
+        command=shlex.join(process.argv),
+        **{name: shlex.quote(str(path)) for name, path in {**paths, "source": folder / "source"}.items()},
+    )

@@ -190,9 +190,8 @@ def _capability(entry: str, word: str) -> tuple[ComputeCapability, ...] | None:
     variant = _VARIANT.fullmatch(word)
     if variant:
         plain = ".".join(group for group in variant.groups() if group)
-        raise UsageError(
-            f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take", fix=f"write {plain}"
-        )
+        what = f"{entry!r} is a variant for one GPU only, which DeepSpeed's build cannot take"
+        raise UsageError(what, fix=f"write {plain}")
     return None
 
 

@@ -111,10 +111,8 @@ def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
         if macros:
             define = next(define for define, wanted in TABLES["defines"].items() if macros.keys() >= set(wanted))
             return CpuLevel(name=name, flag=flag, define=f"-D{define}")
-    raise UsageError(
-        f"{cxx} does not know the processor {name!r}",
-        fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes"),
-    )
+    near = did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes")
+    raise UsageError(f"{cxx} does not know the processor {name!r}", fix=near)
 
 
 def _known_names(cxx: CxxCompiler) -> list[str]:

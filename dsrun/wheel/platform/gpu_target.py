@@ -14,6 +14,7 @@ from dsrun.hardware.gres import GpuGres
 from dsrun.hardware.site import site_files
 from dsrun.machine.gpus import LocalGpu
 from dsrun.messages import joined
+from dsrun.refusals import Refusals
 from dsrun.wheel.platform.arch import (
     ComputeCapability,
     CudaArch,
@@ -104,10 +105,8 @@ def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partiti
     known = f"the GPUs of {where}: {', '.join(str(gpus) for gpus in found)}"
     unclear = [str(gpus) for gpus in found if gpus.capability is None]
     if unclear and torch_cuda is not None:
-        raise UsageError(
-            f"SLURM's names do not tell which GPUs {where} has: {', '.join(unclear)}",
-            fix=f'name all its GPUs: --arch a100,h100 or "8.0;9.0", or teach dsrun the words in {site_files()[0]}',
-        )
+        texts, names = Refusals(__file__, "refusals.toml"), {"where": where, "unclear": ", ".join(unclear)}
+        raise texts.error("gpus.unclear", file=site_files()[0], **names)
     archs = union(CudaArch(*gpus.capability) for gpus in found if gpus.capability)
     return BuildTarget(kind="cuda", archs=archs, origin=known)
 

@@ -71,9 +71,8 @@ def _of_home(home: Path, name: str) -> Nvcc:
     version = nvcc_version(path) if path.exists() else None
     if version is None:
         state = "does not answer" if path.exists() else "is not there (a runtime without the compiler?)"
-        raise UsageError(
-            f"{name} is {home}, but {path} {state}", fix=f"set {name} to a CUDA toolkit with nvcc, or unset it"
-        )
+        fix = f"set {name} to a CUDA toolkit with nvcc, or unset it"
+        raise UsageError(f"{name} is {home}, but {path} {state}", fix=fix)
     return Nvcc(path=path, version=version, home=home, origin="CUDA_HOME")
 
 

@@ -12,6 +12,7 @@ from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
+from dsrun.refusals import Refusals
 from dsrun.wheel.platform.cxx import needs, way_to_install
 
 OpLanguage = Literal["host", "cuda-host", "cuda"]
@@ -107,8 +108,7 @@ def choose_ops(
         else:
             op = _find(word, table, kind)
             if op.broken and not patched:
-                fix = "leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH"
-                raise UsageError(f"{op.name} cannot be built: {op.broken}", fix=fix)
+                raise Refusals(__file__, "refusals.toml").error("ops.broken", op=op)
             chosen[op.name] = op
     notices = _left_out([op for name, op in lacking.items() if name not in chosen], available, cuda)
     if any(name in chosen for name in _WANT_PIN_MEMORY) and "pin_memory" not in chosen:

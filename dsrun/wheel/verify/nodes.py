@@ -12,20 +12,11 @@ from typing import Any
 
 from dsrun.errors import DsrunError, ToolError
 from dsrun.findings.finding import Finding, has_errors
-from dsrun.wheel.verify import install_wheel
+from dsrun.wheel.verify import install_wheel, wheel_check
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.contents import WheelReport
 from dsrun.wheel.verify.probed_machine import PROBE, ProbedMachine, machine_from
 from dsrun.wheel.verify.remote import NodePool, ProgramInterrupted, RemoteNode
-from dsrun.wheel.verify.wheel_check import (
-    RUN_OPS,
-    RUN_OPS_SECONDS,
-    OpResult,
-    arguments,
-    can_smoke_test,
-    needed_libraries,
-    parse_op_results,
-)
 
 INSTALL = Path(install_wheel.__file__)
 _COPY_SECONDS = 1800
@@ -47,7 +38,7 @@ class NodeReport:
     node: str
     installed: str | None = None
     machine: ProbedMachine | None = None
-    op_results: tuple[OpResult, ...] = ()
+    op_results: tuple[wheel_check.OpResult, ...] = ()
     findings: tuple[Finding, ...] = ()
     stopped: bool = False
 
@@ -140,7 +131,7 @@ def _check(node: RemoteNode, task: NodeTask, pool: NodePool) -> NodeReport:
     """Compare the node with the wheel, and ask whether it needs the file. Whatever fails is a finding of that node."""
     done = NodeReport(node=node.name)
     try:
-        facts = pool.run(node, task.python, PROBE, *needed_libraries(task.report), seconds=_SHORT_SECONDS)
+        facts = pool.run(node, task.python, PROBE, *wheel_check.needed_libraries(task.report), seconds=_SHORT_SECONDS)
         machine = machine_from(facts, node.name)
         findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine))
         done = replace(done, machine=machine, findings=findings)
@@ -158,11 +149,11 @@ def _finish(node: RemoteNode, done: NodeReport, task: NodeTask, pool: NodePool) 
             if task.part is None:
                 _send(node, task, pool)
             done = replace(done, installed=_install(node, task, pool))
-        if not can_smoke_test(task.report, done.findings):
+        if not wheel_check.can_smoke_test(task.report, done.findings):
             return done
-        words = arguments(task.report, task.target)
-        output = pool.run(node, task.python, RUN_OPS, *words, seconds=RUN_OPS_SECONDS)
-        results, failures = parse_op_results(output, node.name)
+        words = wheel_check.arguments(task.report, task.target)
+        output = pool.run(node, task.python, wheel_check.RUN_OPS, *words, seconds=wheel_check.RUN_OPS_SECONDS)
+        results, failures = wheel_check.parse_op_results(output, node.name)
         return replace(done, op_results=results, findings=(*done.findings, *failures))
     except DsrunError as error:
         return _failed(done, error)

@@ -18,23 +18,12 @@ from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.refusals import Refusals
-from dsrun.zero.generate.blocks import (
-    ConfigContext,
-    FlatConfig,
-    HardwareFacts,
-    ReasonedValue,
-    accumulation,
-    extras,
-    optimizer,
-    precision,
-    scheduler,
-    written,
-    zero,
-)
+from dsrun.zero import schema
+from dsrun.zero.generate import blocks
+from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, flag_of, from_offload, given
 from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.rules import read_rules, rules
-from dsrun.zero.schema import SchemaEntry, blocks, coerce, expected, homes, outside, removed
 from dsrun.zero.view import AUTO
 
 REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_needs_stage"})
@@ -79,22 +68,22 @@ def switches(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, b
     found = {}
     for key in given:
         block = key.rpartition(".")[0]
-        known = blocks()[block].keys if block in blocks() else {}
+        known = schema.blocks()[block].keys if block in schema.blocks() else {}
         if "enabled" in known and f"{block}.enabled" not in {**given, **config}:
             found[f"{block}.enabled"] = True
     return found
 
 
-def _known(key: str) -> tuple[str, SchemaEntry | None]:
+def _known(key: str) -> tuple[str, schema.SchemaEntry | None]:
     """A key by its own name, and what is known of it: None for an argument of an optimizer or scheduler."""
     block, _, name = key.rpartition(".")
     if block in FREE:
         return key, None
-    if name in removed(block):
+    if name in schema.removed(block):
         raise UsageError(f"--set {key}: DeepSpeed has removed it", fix="remove it")
-    if block in blocks() and name in blocks()[block].spellings:
-        own = blocks()[block].spellings[name]
-        return f"{block}.{own}" if block else own, blocks()[block].keys[own]
+    if block in schema.blocks() and name in schema.blocks()[block].spellings:
+        own = schema.blocks()[block].spellings[name]
+        return f"{block}.{own}" if block else own, schema.blocks()[block].keys[own]
     near = nearest_key(name)
     hint = f"did you mean {near}?" if near else "docs/config.md lists the keys"
     raise UsageError(f"--set {key}: DeepSpeed has no such key", fix=hint)
@@ -102,7 +91,7 @@ def _known(key: str) -> tuple[str, SchemaEntry | None]:
 
 def nearest_key(name: str) -> str | None:
     """The key of this name in any block, else of the nearest name; also without the prefixes of ZeRO's keys."""
-    known = homes()
+    known = schema.homes()
     same = (each for each in (name, f"stage3_{name}", f"zero_{name}") if each in known)
     match = next(same, None) or nearest(name, known)
     if match is None:
@@ -111,7 +100,7 @@ def nearest_key(name: str) -> str | None:
     return f"{block}.{match}" if block else match
 
 
-def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
+def _typed(key: str, text: str, entry: schema.SchemaEntry | None) -> Any:
     """The value of a word: JSON where it is, else the text itself; for a list also words with commas."""
     value: Any = text
     with suppress(ValueError, RecursionError):
@@ -124,26 +113,26 @@ def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
         raise UsageError(f"--set {key}={text}: an object {{…}} is expected", fix=f"--set {key}.KEY=VALUE")
     typed = entry if "types" in entry else {**entry, "types": [entry["type"]]}
     candidates = [value, text, text.split(",")] if isinstance(value, str) else [value, text]
-    fitted = [coerce(each, typed) for each in candidates]
+    fitted = [schema.coerce(each, typed) for each in candidates]
     found = next((each for each in fitted if each.coerce == "exact"), None) or fitted[0]
     if found.coerce == "refused" or ("choices" in entry and found.value not in entry["choices"]):
-        raise UsageError(f"--set {key}={text}: {expected(entry)} is expected")
-    if limits := outside(found.value, entry):
+        raise UsageError(f"--set {key}={text}: {schema.expected(entry)} is expected")
+    if limits := schema.outside(found.value, entry):
         raise UsageError(f"--set {key}={text}: a value {limits} is expected")
     return found.value
 
 
 # The order of the blocks is that in which a reader asks: how much, how exact, how sharded, how updated.
 WRITERS = (
-    partial(written, "batch"),
-    partial(written, "clipping"),
-    precision,
-    accumulation,
-    zero,
-    optimizer,
-    scheduler,
-    partial(written, "parallel"),
-    extras,
+    partial(blocks.written, "batch"),
+    partial(blocks.written, "clipping"),
+    blocks.precision,
+    blocks.accumulation,
+    blocks.zero,
+    blocks.optimizer,
+    blocks.scheduler,
+    partial(blocks.written, "parallel"),
+    blocks.extras,
 )
 
 

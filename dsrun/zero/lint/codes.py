@@ -23,11 +23,7 @@ CODES = {name: LintCode(**row) for name, row in toml_beside(__file__).items()}
 
 def printable(text: str) -> str:
     """The text with halves of surrogate pairs, which JSON can hold and no terminal takes, written as escapes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass

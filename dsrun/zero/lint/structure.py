@@ -7,24 +7,10 @@ from dsrun.errors import nearest
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
+from dsrun.zero import schema
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import dotted, finite
-from dsrun.zero.schema import (
-    TRUE_WORDS,
-    Path,
-    SchemaBlock,
-    SchemaEntry,
-    blocks,
-    coerce,
-    expected,
-    homes,
-    json_type,
-    legacy,
-    outside,
-    python_float,
-    removed,
-    shown,
-)
+from dsrun.zero.schema import Path, SchemaBlock, SchemaEntry, coerce, expected, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
@@ -36,7 +22,7 @@ SWALLOWED = "strict"
 
 
 def check_structure(view: ConfigView, report: ConfigFindings) -> None:
-    _check_block(blocks()[""], (), view.config, view, report)
+    _check_block(schema.blocks()[""], (), view.config, view, report)
 
 
 def _check_block(
@@ -46,8 +32,8 @@ def _check_block(
     for name in content:
         here = (*path, name)
         key = spellings.get(name)
-        if name in removed(block.path):
-            reason, instead = legacy()["removed"][name]
+        if name in schema.removed(block.path):
+            reason, instead = schema.legacy()["removed"][name]
             report.add("removed_key", here, fix=instead, reason=Message(reason))
         elif key is None or name == "self":
             _unknown(block, here, name, content, report)
@@ -64,9 +50,9 @@ def _unknown(block: SchemaBlock, path: Path, name: str, content: dict[str, Any],
         return
     # A model drops an "auto" before it looks at the key.
     refused = block.style == "model" and name != SWALLOWED and (content[name] != AUTO or name == "self")
-    gone = legacy()["forgotten"].get(name)
-    if block.path == "compile" and name in legacy()["old_compile"]:
-        gone = legacy()["removed_from_compile"]
+    gone = schema.legacy()["forgotten"].get(name)
+    if block.path == "compile" and name in schema.legacy()["old_compile"]:
+        gone = schema.legacy()["removed_from_compile"]
     if gone is not None:
         level: Level = "error" if refused else "warning"
         report.add("unknown_key.gone", path, level=level, fix=gone[1], reason=Message(gone[0]))
@@ -82,8 +68,8 @@ def _unknown(block: SchemaBlock, path: Path, name: str, content: dict[str, Any],
 
 def _suggestion(block: SchemaBlock, name: str, content: dict[str, Any]) -> Message:
     """The key of this block that was meant, else the block that the key belongs to."""
-    match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
-    elsewhere = [each for each in homes().get(name, ()) if each != block.path]
+    match = schema.legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
+    elsewhere = [each for each in schema.homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
         return text_of("repair.belongs", places=joined(" or ", (each or text_of("repair.top") for each in elsewhere)))
     if match in content:
@@ -101,7 +87,7 @@ def _check_key(block: SchemaBlock, path: Path, key: str, *, view: ConfigView, re
     if value == AUTO and isinstance(value, str) and is_handled:
         return
     if "block" in entry:
-        _check_value_of_block(blocks()[entry["block"]], path, entry, view=view, report=report)
+        _check_value_of_block(schema.blocks()[entry["block"]], path, entry, view=view, report=report)
     elif block.style == "model":
         check_model_value(path, entry, value, report)
     else:
@@ -109,7 +95,7 @@ def _check_key(block: SchemaBlock, path: Path, key: str, *, view: ConfigView, re
 
 
 def _legacy(block: SchemaBlock, path: Path, entry: SchemaEntry, report: ConfigFindings) -> None:
-    advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
+    advice = schema.legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
         report.add("legacy_key", path, fix=advice[1], name=Message(advice[0]))
     elif "deprecated" in entry:
@@ -150,12 +136,13 @@ def check_model_value(path: Path, entry: SchemaEntry, value: Any, report: Config
     name = path[-1]
     found = coerce(value, entry)
     if path == ("fp16", "loss_scale") and isinstance(value, str) and found.coerce == "refused":
-        found = python_float(value)
+        found = schema.python_float(value)
     if found.coerce == "refused":
-        code = "not_a_choice" if "choices" in entry and json_type(value) not in ("list", "dict") else "wrong_type"
+        is_single = schema.json_type(value) not in ("list", "dict")
+        code = "not_a_choice" if "choices" in entry and is_single else "wrong_type"
         report.add(code, path, fix=_repair(value, entry), name=name, value=shown(value), expected=expected(entry))
         return
-    limits = outside(found.value, entry)
+    limits = schema.outside(found.value, entry)
     if limits:
         report.add("out_of_range", path, name=name, value=shown(value), limits=limits)
     elif found.coerce == "converted":
@@ -177,7 +164,7 @@ def _repair(value: Any, entry: SchemaEntry) -> str:
 
 def _check_read_value(path: Path, entry: SchemaEntry, value: Any, report: ConfigFindings) -> None:
     """Check a value that DeepSpeed takes as it is: only some of them make it stop."""
-    name, kind = path[-1], json_type(value)
+    name, kind = path[-1], schema.json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
         return
     typed = {**entry, "types": [entry["type"]]}
@@ -189,7 +176,8 @@ def _check_read_value(path: Path, entry: SchemaEntry, value: Any, report: Config
     elif coerce(value, typed | {"choices": []}).coerce != "exact":
         is_word = entry["type"] == "bool" and isinstance(value, str) and value and len(path) == 1
         taken = text_of("wrong_type.taken.as_true" if is_word else "wrong_type.taken.as_it_is")
-        fix = text_of("repair.write", name=name, value=shown(value.lower() in TRUE_WORDS)) if is_word else ""
+        is_true = is_word and value.lower() in schema.TRUE_WORDS
+        fix = text_of("repair.write", name=name, value=shown(is_true)) if is_word else ""
         report.add("wrong_type.taken", path, fix=fix, taken=taken, **said)
 
 
@@ -203,13 +191,13 @@ def check_reading(view: ConfigView, report: ConfigFindings) -> None:
     """read_zero_config_deprecated for a bare true, and the old and the new name of one setting of the ZeRO block."""
     bucket = view.raw("allgather_size")
     if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
-        check_model_value(("allgather_size",), blocks()[ZERO].keys["allgather_bucket_size"], bucket, report)
+        check_model_value(("allgather_size",), schema.blocks()[ZERO].keys["allgather_bucket_size"], bucket, report)
     _both_names(view, report)
 
 
 def _both_names(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
-    keys = blocks()[ZERO].keys
+    keys = schema.blocks()[ZERO].keys
     for old, entry in keys.items():
         if not entry.get("replaces") or view.raw(ZERO, old) in (MISSING, AUTO):
             continue

@@ -259,27 +259,20 @@ class BufferBytes(NamedTuple):
 def buffers(
     model: ModelShapes, training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool
 ) -> BufferBytes:
-    """The buffers of one rank."""
-    context = CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0)
-    buckets = gathered = autocast = 0
-    if sharding.stage == 0:
-        if sharding.precision != "fp32" and sharding.weights == FP32:
-            autocast = 2 * _cast_elements(model, checkpointing=checkpointing)
-    else:
-        buckets = _buckets(training, sharding, chosen)
-    if sharding.stage == 3:
-        gathered = sharding.width * gathered_elements(model, training, chosen)
-    return BufferBytes(buckets=buckets, gathered=gathered, autocast=autocast, context=context)
+    """The buffers of one rank.
 
-
-def _buckets(training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes) -> int:
-    """Reduce buckets, and the largest gradient before it is copied into one.
-
-    ZeRO-1 and 2 keep two buckets to overlap (setup_buckets); ZeRO-3 keeps one and a copy that is cut up for the
-    reduce-scatter (__avg_scatter_grads).
+    Its buckets are those of the reduction, and the largest gradient before it is copied into one. ZeRO-1 and 2 keep two
+    to overlap (setup_buckets); ZeRO-3 keeps one and a copy that is cut up for the reduce-scatter (__avg_scatter_grads).
     """
-    count = 2 if sharding.stage == 3 or chosen.overlap else 1
-    return sharding.width * (count * chosen.reduce_bucket + max(training.trained))
+    stage, width = sharding.stage, sharding.width
+    casts = stage == 0 and sharding.precision != "fp32" and sharding.weights == FP32
+    reduced = (2 if stage == 3 or chosen.overlap else 1) * chosen.reduce_bucket
+    return BufferBytes(
+        buckets=width * (reduced + max(training.trained)) if stage else 0,
+        gathered=width * gathered_elements(model, training, chosen) if stage == 3 else 0,
+        autocast=2 * _cast_elements(model, checkpointing=checkpointing) if casts else 0,
+        context=CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0),
+    )
 
 
 def gathered_elements(model: ModelShapes, training: ParameterGroups, chosen: BufferSizes) -> int:

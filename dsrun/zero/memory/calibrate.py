@@ -48,8 +48,9 @@ def calibrate(
     if row is None:
         raise UsageError("nothing fits, so there is nothing to calibrate")
     gpus = visible_gpus()
+    _TEXTS.check("gpus", gpus=gpus, count=len(gpus), cluster=request.cluster)
     other = next((each for each in gpus if is_another(each, request.cluster)), None)
-    _TEXTS.check("machine", gpus=gpus, count=len(gpus), other=other, cluster=request.cluster)
+    _TEXTS.check("kind", other=other, cluster=request.cluster)
     if not gpus:
         made, row = _on_cpu(made, row)
     with scratch_folder("dsrun-calibrate-") as scratch:

@@ -9,20 +9,12 @@ from typing import Any
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory import strategy
 from dsrun.zero.memory.activations import AttentionKernel
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
-from dsrun.zero.memory.strategy import (
-    NEARLY,
-    PlanCandidate,
-    ZeroStrategy,
-    best_of,
-    candidates,
-    compared,
-    strategies,
-)
-from dsrun.zero.memory.strategy import evaluate as evaluated
+from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, ZeroStrategy, best_of
 
 _TABLE = toml_beside(__file__)
 
@@ -50,7 +42,7 @@ class ChosenPlan(ZeroStrategy):
 
 def plan(request: PlanRequest) -> MemoryPlan:
     """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight."""
-    rows = candidates(request)
+    rows = strategy.candidates(request)
     choice = best_of(_able(list(rows)))
     why = _why(choice, rows, request) if choice else ""
     return MemoryPlan(
@@ -209,13 +201,13 @@ def remedies(request: PlanRequest) -> list[str]:
 
 
 def _fitting(request: PlanRequest) -> list[PlanCandidate]:
-    rows = [evaluated(request, each) for each in strategies(replace(request, checkpointing="auto"))]
+    rows = [strategy.evaluate(request, each) for each in strategy.strategies(replace(request, checkpointing="auto"))]
     return [row for row in rows if row.verdict == "fits"]
 
 
 def _best_fitting(request: PlanRequest) -> PlanCandidate | None:
     fitting = _fitting(request)
-    return best_of(list(compared(fitting))) if fitting else None
+    return best_of(list(strategy.compared(fitting))) if fitting else None
 
 
 def _changed(name: str, request: PlanRequest) -> PlanAlternative:

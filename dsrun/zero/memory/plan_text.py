@@ -141,21 +141,17 @@ def header(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> 
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
     share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
+    names = SubjectNames(request, {}, usual_optimizer=optimizers.DEFAULT, fp32=FP32)
+    named = ((text, evaluate(value, names)) for text, value in _TABLE["fixed"])
+    fixed = [text.format(value) for text, value in named if value is not None]
     lengths = f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
     return [
         f"{options.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
         f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"
         f" {request.precision}, {lengths} per sample, preset {request.preset}:"
         f" at most {request.budget / GIB:.1f} GiB of each GPU",
-        *([f"fixed: {', '.join(fixed)}"] if (fixed := _fixed(request)) else []),
+        *([f"fixed: {', '.join(fixed)}"] if fixed else []),
     ]
-
-
-def _fixed(request: PlanRequest) -> list[str]:
-    """What the configuration does not leave to the plan."""
-    names = SubjectNames(request, {}, usual_optimizer=optimizers.DEFAULT, fp32=FP32)
-    named = ((text, evaluate(value, names)) for text, value in _TABLE["fixed"])
-    return [text.format(value) for text, value in named if value is not None]
 
 
 def plan_rows(plan: MemoryPlan, *, every: bool) -> list[tuple[str, ...]]:

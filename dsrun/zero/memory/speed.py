@@ -44,14 +44,8 @@ class StepWork(NamedTuple):
     overlap: bool
 
 
-class StepEstimate(NamedTuple):
+def estimate(step: StepWork) -> tuple[float, str]:
     """Seconds per optimizer step, and what most of them are spent on."""
-
-    seconds: float
-    reason: str
-
-
-def estimate(step: StepWork) -> StepEstimate:
     compute, moved, host = _compute(step), _communication(step), _offload(step)
     hidden = HIDDEN * min(compute, moved) if step.overlap else 0.0
     parts = {
@@ -60,7 +54,15 @@ def estimate(step: StepWork) -> StepEstimate:
         f"the optimizer on {'NVMe' if step.sharding.offload == 'nvme' else 'the CPU'}": host,
     }
     seconds = compute + moved - hidden + host
-    return StepEstimate(seconds=seconds, reason=_reason(parts, seconds, step.checkpointing))
+    longest = max(parts, key=lambda each: parts[each])
+    if longest in _COMPUTING:
+        return seconds, _COMPUTING[longest]
+    again = ", and layers are computed twice" if step.checkpointing else ""
+    return seconds, f"{longest} takes {min(1.0, parts[longest] / seconds):.0%} of the step{again}"
+
+
+_COMPUTING = {"recomputing": "a quarter of the computing is done twice", "computing": "bound by computing"}
+"""What the step waits for, where that is none of the others."""
 
 
 def _compute(step: StepWork) -> float:
@@ -98,14 +100,3 @@ def _offload(step: StepWork) -> float:
         return copies + update
     # Master copy and moments are read and written, gradients written and read.
     return copies + update + share * step.cluster.per_node * 32 / (NVME * GIGA)
-
-
-def _reason(parts: dict[str, float], seconds: float, checkpointing: bool) -> str:
-    """What the step waits for."""
-    longest = max(parts, key=lambda each: parts[each])
-    if longest == "recomputing":
-        return "a quarter of the computing is done twice"
-    if longest == "computing":
-        return "bound by computing"
-    again = ", and layers are computed twice" if checkpointing else ""
-    return f"{longest} takes {min(1.0, parts[longest] / seconds):.0%} of the step{again}"

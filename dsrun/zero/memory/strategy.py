@@ -223,7 +223,7 @@ def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
     micro_batch = 0 if host_short else micro_batch
     sharding, trained = sharding_of(request, strategy), _training(request.model, request.lora)
     steps = _accumulation(request, micro_batch or least)
-    time = estimate(
+    seconds, reason = estimate(
         StepWork(
             cluster=request.cluster,
             sharding=sharding,
@@ -245,9 +245,9 @@ def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
         host_loading=loading,
         nvme=peak.states.nvme.total * request.cluster.per_node,
         checkpoint=checkpoint_bytes(trained, sharding),
-        samples_per_second=(micro_batch or least) * steps * request.groups / time.seconds,
+        samples_per_second=(micro_batch or least) * steps * request.groups / seconds,
         relative=0.0,
-        reason=time.reason,
+        reason=reason,
         host_short=host_short,
     )
 

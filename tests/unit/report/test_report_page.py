@@ -16,8 +16,7 @@ from dsrun.errors import UsageError
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring import run_status as status
 from dsrun.report.data import read_run
-from dsrun.report.nodes import node_tables
-from dsrun.report.page import render_page
+from dsrun.report.page import node_tables, render_page
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 from tests.run_folders import RUN, at, event, finished_run, steps, write_run

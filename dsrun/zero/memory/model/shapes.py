@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
@@ -46,6 +46,7 @@ def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...
     return tuple(_TensorBuilder(config, family).tensors("weights"))
 
 
+Plain = TypeVar("Plain", bound=bool | str)
 MOST_LAYERS = 10_000
 """Ten times the deepest transformer; layers are counted one by one."""
 LARGEST_SIDE = 10**8
@@ -86,13 +87,10 @@ class ModelSettings:
             raise UsageError(f"config.json: {name} {value!r} is not a list of whole numbers")
         return tuple(value)
 
-    def switch(self, name: str, default: bool) -> bool:
+    def plain(self, name: str, default: Plain) -> Plain:
+        """A switch or a word, as its default is one."""
         value = self.config.get(name)
-        return default if value is None else bool(value)
-
-    def word(self, name: str, default: str) -> str:
-        value = self.config.get(name)
-        return default if value is None else str(value)
+        return default if value is None else type(default)(value)
 
     def share(self, *names: str, default: float) -> float:
         """A probability: the first of `names` that the config sets."""
@@ -128,10 +126,8 @@ class _TensorBuilder:
         holder, _, name = names[0].rpartition(".")
         if holder:
             settings, names = ModelSettings(self._inner(holder)), [name]
-        if isinstance(default, bool):
-            return settings.switch(name, default)
-        if isinstance(default, str):
-            return settings.word(name, default)
+        if isinstance(default, bool | str):
+            return settings.plain(name, default)
         if isinstance(default, list):
             return settings.numbers(name)
         return settings.number(*names, default=default, least=_LEAST.get(name, 1))
@@ -160,7 +156,7 @@ class _TensorBuilder:
         elif word == "model":
             yield from _under(given[0], tensors_of(self._inner(given[1]), given[2]))
         elif word == "head":
-            tied = ModelSettings(self.config).switch("tie_word_embeddings", self.names["facts"].ties_embeddings)
+            tied = ModelSettings(self.config).plain("tie_word_embeddings", self.names["facts"].ties_embeddings)
             yield from () if tied else (LayerWeight("lm_head.weight", self._sizes(given), "head"),)
         elif word == "tensor":
             yield LayerWeight(given[1], self._sizes(given[2:]), given[0])  # type: ignore[arg-type]

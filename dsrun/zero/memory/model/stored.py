@@ -31,7 +31,7 @@ def stored_architecture(found: FoundModel) -> ModelShapes | None:
     if stacked is None:
         return None
     shapes = _as_built(config, text, stacked)
-    computed = family_of(config.word("model_type", "")).computed_positions
+    computed = family_of(config.plain("model_type", "")).computed_positions
     names = sorted(shapes, key=_order)
     weights = tuple(LayerWeight(name, shapes[name], kind_of(name, shapes[name], computed)) for name in names)
     try:
@@ -92,7 +92,7 @@ def _stacked(shapes: Shapes) -> Shapes | None:
 
 def _as_built(config: ModelSettings, text: ModelSettings, shapes: Shapes) -> Shapes:
     """With the embeddings tied or not as the config says, and with positions that are computed."""
-    family = family_of(config.word("model_type", ""))
+    family = family_of(config.plain("model_type", ""))
     ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
     tied = next((bool(each) for each in ties if each is not None), None)
     tied = True if tied is None and family.ties_embeddings else tied

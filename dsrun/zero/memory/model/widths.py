@@ -7,7 +7,7 @@ models share; where a family has others, the config's settings under their usual
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -95,7 +95,7 @@ class _Side:
             else:
                 self.outside.append(each)
         # A model that sees or hears has other layers too, which are fewer or smaller.
-        self.layers = max(stacks.values(), key=_elements, default={})
+        self.layers = max(stacks.values(), key=lambda each: sum(w.elements for w in chain(*each.values())), default={})
 
     @cached_property
     def inner(self) -> list[LayerWeight]:
@@ -185,7 +185,7 @@ class _Side:
             return 0, 0, dense
         each = config.number(*NAMES["expert_ffn"], default=dense)
         each = stacked[0].elements // (experts * self.width) if stacked else each
-        usual = _TABLE["usual_per_token"].get(self.config.word("model_type", ""), 1)
+        usual = _TABLE["usual_per_token"].get(self.config.plain("model_type", ""), 1)
         per_token = min(experts, config.number(*NAMES["per_token"], default=usual))
         shared = config.number(*NAMES["shared_experts"], default=0, least=0) * each
         shared += config.number("shared_expert_intermediate_size", default=0, least=0)
@@ -195,10 +195,6 @@ class _Side:
 
 def _rows(weight: LayerWeight) -> int:
     return weight.shape[0]
-
-
-def _elements(layers: Mapping[int, list[LayerWeight]]) -> int:
-    return sum(weight.elements for layer in layers.values() for weight in layer)
 
 
 def layered(tensors: tuple[LayerWeight, ...]) -> tuple[LayerBlock, ...]:
