@@ -69,13 +69,13 @@ def _file(path: Path) -> Iterator[str]:
 def _part(process: CompileProcess, folder: Path, parts: Path, environ: Mapping[str, str]) -> str:
     paths = {"tree": process.tree, "made": process.argv[-1], "kept": parts / f"{process.key}.whl"}
     changes = (
-        f"    unset {name}" if value is None else f"    export {name}={shlex.quote(value)}"
+        f"    unset {name}\n" if value is None else f"    export {name}={shlex.quote(value)}\n"
         for name, value in sorted(difference(environ, process.env).items())
     )
     return _TEXTS["part"].format(
         label=process.label,
         folders=shlex.join(["mkdir", "-p", str(folder / "trees"), process.argv[-1], str(parts)]),
-        changes="\n".join(changes),
+        changes="".join(changes),
         command=shlex.join(process.argv),
         **{name: shlex.quote(str(path)) for name, path in {**paths, "source": folder / "source"}.items()},
     )
