@@ -25,7 +25,7 @@ _PROGRAMS: Mapping[str, LauncherName] = _TABLE["programs"]
 _MODULES: Mapping[str, LauncherName] = _TABLE["modules"]
 # Set anew for each rank, or as torch.distributed.run does by itself.
 _RANKS_OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
-_OLD_HOSTFILE = Path("/job/hostfile")
+UNNAMED_HOSTFILE = Path("/job/hostfile")
 _KNOWN_TO_DEEPSPEED = frozenset([*_TABLE["deepspeed"]["read"], *_TABLE["deepspeed"]["ignored"]])
 _OPTIONS = _TABLE["torchrun"]
 _VALUED = frozenset([*_OPTIONS["valued"], *_OPTIONS["ignored"]])
@@ -89,8 +89,11 @@ class LauncherLine:
         return (*before, entry, *rank, *words)
 
 
-def launcher_line(argv: Sequence[str], environ: Mapping[str, str]) -> LauncherLine | None:
-    """What a line that begins with one of these launchers says; None for another program.
+def launcher_line(
+    argv: Sequence[str], environ: Mapping[str, str], *, unnamed: Path | None = UNNAMED_HOSTFILE
+) -> LauncherLine | None:
+    """What a line that begins with one of these launchers says; None for another program. `unnamed` is the hostfile
+    that deepspeed reads without being told, if it is there; None where the machines are not chosen here.
 
     Raises UsageError for what dsrun launch cannot follow, MissingError for a launcher that is not there.
     """
@@ -103,11 +106,11 @@ def launcher_line(argv: Sequence[str], environ: Mapping[str, str]) -> LauncherLi
         options = words[: len(words) - len(line.program)]
         hands_on = name != "torchrun" and not {"--use-env", "--use_env"} & set(options)
         return replace(line, local_rank="--local-rank" if hands_on else None)
-    read = _of_accelerate if name == "accelerate launch" else _of_deepspeed
     said = _read(name, python, words, environ)
     mode = ("--module",) if said["module"] else ("--no-python",) if said["no_python"] else ()
     program = (said["script"], *said["arguments"])
-    return read(said, LauncherLine(launcher=name, python=_shown(python), mode=mode, program=program))
+    line = LauncherLine(launcher=name, python=_shown(python), mode=mode, program=program)
+    return _of_accelerate(said, line) if name == "accelerate launch" else _of_deepspeed(said, line, unnamed)
 
 
 def refuse_other(own: Mapping[str, Any], given: Mapping[str, Any], line: LauncherLine, command: str) -> None:
@@ -184,9 +187,9 @@ def _of_accelerate(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
     )
 
 
-def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
+def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine, unnamed: Path | None) -> LauncherLine:
     given = dict(said["given"])
-    hostfile = Path(given["hostfile"]) if "hostfile" in given else _OLD_HOSTFILE if _OLD_HOSTFILE.is_file() else None
+    hostfile = Path(given["hostfile"]) if "hostfile" in given else unnamed if unnamed and unnamed.is_file() else None
     nodes, nproc, include = given.pop("num_nodes", None), given.pop("num_gpus", None), given.pop("include", None)
     env: dict[str, str] = {}
     if hostfile is not None and nodes:

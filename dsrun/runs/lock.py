@@ -111,9 +111,13 @@ def _holder(path: Path, tries: int) -> LockHolder | None:
 
 def last_holder(run: Path) -> LockHolder:
     """Who has, or had, the run folder `run`: its supervisor where there was one, else its rank 0; with question marks
-    where no one is named."""
-    named = (read_holder(run / name) for name in (SUPERVISOR_LOCK, TRAINER_LOCK))
-    return next((holder for holder in named if holder.pid > 0), _NOBODY)
+    where no one is named. A rank that was killed still names itself, but not beyond the end of its supervisor."""
+    supervisor, trainer = run / SUPERVISOR_LOCK, run / TRAINER_LOCK
+    named = read_holder(supervisor)
+    with suppress(OSError):
+        if named.pid > 0 or supervisor.stat().st_mtime_ns >= trainer.stat().st_mtime_ns:
+            return named
+    return read_holder(trainer)
 
 
 def in_use(run: Path, holder: LockHolder) -> UsageError:

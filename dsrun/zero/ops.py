@@ -3,9 +3,11 @@
 import hashlib
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
+from platform import machine
 from typing import Any
+
+from dsrun.system.host import cpu_flags, versions
 
 ADAM = ("adam", "adamw")
 
@@ -36,11 +38,14 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
 
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
     """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone, whose
-    headers ninja's build files name: shared, each run of the other environment would compile everything again."""
+    headers ninja's build files name: shared, each run of the other environment would compile everything again.
+
+    DeepSpeed compiles for the processor (-march=native), and a home folder may be that of several kinds."""
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
-    facts = f"{prefix} {sys.implementation.cache_tag} torch {version('torch')}"
+    found = versions(("torch", "deepspeed"))
+    facts = f"{prefix} {sys.implementation.cache_tag} {found} {machine()} {sorted(cpu_flags())}"
     key = hashlib.sha256(facts.encode()).hexdigest()[:12]
     root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     return root / "dsrun" / "torch_extensions" / key

@@ -71,7 +71,8 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
 
             if nearest(args[0], ["train"]) and which(args[0]) is None:
                 raise UsageError(f"-- {args[0]}: there is no such program here", fix="did you mean -- train?")
-        line = imported("dsrun.launch.launcher_line:launcher_line")(args, os.environ) if launcher_in(args) else None
+        read = imported("dsrun.launch.launcher_line:launcher_line")
+        line = read(args, os.environ, unnamed=None) if launcher_in(args) else None
         words = tuple(line.command if line else args)
         refuse_scripts(words, cwd)
         return RenderedProgram(program=any_program(words), config=config or here, words=words, line=line)

@@ -39,3 +39,12 @@ def test_last_write_is_that_of_a_log_where_records_are_older(tmp_path: Path) -> 
     write(tmp_path / "metrics.jsonl", age_s=60)
     write(tmp_path / "logs" / "node-0" / "rank-0.log", age_s=30)
     assert last_write(tmp_path) == pytest.approx(time.time() - 30, abs=10)
+
+
+@pytest.mark.parametrize(("supervised_s", "runs"), [(5, False), (20, True)], ids=["of this run", "of an earlier run"])
+def test_killed_rank_does_not_outlive_its_supervisor(tmp_path: Path, supervised_s: float, runs: bool) -> None:
+    """The lock of a rank that was killed names it for ever; its supervisor has emptied its own at the end."""
+    write(tmp_path / ".lock", '{"pid": 7, "host": "another", "since": "", "began": null}', age_s=10)
+    write(tmp_path / ".supervisor", age_s=supervised_s)
+    write(tmp_path / "events.jsonl")
+    assert bool(who_runs(tmp_path)) is runs

@@ -58,6 +58,19 @@ def test_launcher_line_is_translated(tmp_path, kind, line, program, options):
     assert {name: str(value) for name, value in found.items()} == {name: str(value) for name, value in options.items()}
 
 
+def test_hostfile_that_nobody_named_is_no_part_of_a_job(tmp_path, monkeypatch):
+    """deepspeed reads /job/hostfile without being told; the machines of a job are the scheduler's."""
+    (tmp_path / "hostfile").write_text("gpu1 slots=8\n")
+    answer = {"script": "x.py", "arguments": [], "module": False, "no_python": False, "given": {"num_nodes": 2}}
+    monkeypatch.setattr("dsrun.launch.launcher_line._read", lambda *_: answer)
+    monkeypatch.setattr("dsrun.launch.launcher_line._python_of", lambda _: "python")
+    monkeypatch.setattr("dsrun.launch.launcher_line.launcher_line.__kwdefaults__", {"unnamed": tmp_path / "hostfile"})
+    assert rendered("-- deepspeed x.py", tmp_path)[1] == {"nodes": 2}
+    answer["given"] = {"hostfile": str(tmp_path / "hostfile")}
+    with pytest.raises(UsageError, match="--hostfile"):
+        rendered("-- deepspeed x.py", tmp_path)
+
+
 def test_run_file_is_weaker_than_the_launcher(tmp_path):
     (tmp_path / "run.yaml").write_text("slurm: {nodes: 3, gpus_per_node: 4, partition: a}\nlaunch: {max_restarts: 5}\n")
     _, found = rendered("--partition b -- torchrun --nnodes 2 --nproc-per-node 2 --max-restarts 1 x.py", tmp_path)

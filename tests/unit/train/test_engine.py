@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,13 +128,24 @@ def test_missing_deepspeed_json_error(tmp_path):
         configuration(TrainSpec(), {"deepspeed": str(tmp_path / "nope.json")}, 64)
 
 
-def test_compiled_ops_cache_per_environment(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("fact", "other_value"),
+    [
+        ("versions", lambda packages: dict.fromkeys(packages, "9.9.9")),
+        ("versions", lambda packages: {each: "9.9.9" if each == "deepspeed" else version(each) for each in packages}),
+        ("cpu_flags", lambda: frozenset({"sse2"})),
+        ("machine", lambda: "aarch64"),
+    ],
+    ids=["versions", "deepspeed", "processor", "architecture"],
+)
+def test_compiled_ops_cache_per_environment(tmp_path, monkeypatch, fact, other_value):
+    """Also per processor: DeepSpeed compiles for that of the machine, and many machines may share a home folder."""
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     one, other = (extension_cache(home, prefix) for prefix in ("/venvs/one", "/venvs/other"))
     assert one != other
     assert one == extension_cache(home, "/venvs/one")
     assert one.parent == tmp_path / "dsrun" / "torch_extensions"
-    monkeypatch.setattr("dsrun.zero.ops.version", lambda package: "9.9.9")
+    monkeypatch.setattr(f"dsrun.zero.ops.{fact}", other_value)
     assert extension_cache(home, "/venvs/one") != one
 
 
