@@ -89,7 +89,7 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="job=$job nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
-    on_node+=" $(declare -f prepare_node choose_caches versions_key python_of hold remove_unused remove_copies);"
+    on_node+=" $(declare -f prepare_node own_folder choose_caches versions_key python_of hold remove_unused remove_copies);"
     [ -n "$trains" ] || on_node+=" $(declare -f pass_on_term is_taken is_preempted job_shows tell_workers);"
     on_node+=' prepare_node "$@";'
     [ -z "$gpu_check" ] || on_node+=" $(declare -f check_gpus); check_gpus \"\$@\";"
@@ -126,8 +126,7 @@ prepare_node() {
     touch "$DSRUN_FAILURES/reached"
     local cache=${TMPDIR:-/tmp}/dsrun-$UID cores threads
     remove_copies "$cache"
-    # Files in this folder are executed, so it must belong to this user.
-    mkdir -m 700 "$cache" 2>/dev/null || [ -O "$cache" ] || cache=$(mktemp -d) || exit
+    cache=$(own_folder "$cache") || exit
     choose_caches "$cache" "$@"
     if [ -z "$trains$supervised" ]; then
         # The agent must outlive the signal: by default torch.distributed.run kills the workers 30 s after a TERM.
@@ -148,6 +147,17 @@ prepare_node() {
     threads=$((cores / nproc))
     [ -n "$cpu_only" ] || threads=$((threads / 2))
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+}
+
+# own_folder FOLDER: prints FOLDER, or one beside it if another user has that: files in it are executed, and removed by age.
+own_folder() {
+    local each
+    mkdir -m 700 "$1" 2>/dev/null
+    for each in "$1" "$1".??????; do
+        # A link may lead to the other files of this user.
+        if [ -O "$each" ] && [ -d "$each" ] && [ ! -L "$each" ]; then echo "$each" && return; fi
+    done
+    mktemp -d "$1.XXXXXX"
 }
 
 # choose_caches CACHE COMMAND…: where what is compiled at run time stays for the next jobs, below the folder CACHE of this node:
@@ -224,7 +234,7 @@ hold() {
 remove_unused() {
     local folder mark fd
     for folder in "$1"/* "$1"/compiled-*/alone-* /tmp/dsrun-verify-* "/tmp/dsrun-wheels-${USER:-$UID}"/*; do
-        [ -O "$folder" ] || continue
+        [ -O "$folder" ] && [ ! -L "${folder%/*}" ] || continue
         mark=$folder/.in-use
         [ -e "$mark" ] || mark=$folder
         if [ -n "$(find "$mark" -maxdepth 0 -mtime +30 2>/dev/null)" ] && exec {fd}<"$mark"; then
@@ -447,6 +457,8 @@ count_requeues() {
     [ "$restart" -gt 0 ] || rm -f "$list"
     echo "$newest" >>"$list"
     idle=$(awk 'NR == 1 || $1 > most { most = $1; same = -1 } { same++ } END { print same }' "$list")
+    # The list may be missing, as on a full disk: then all count, as otherwise the job would be requeued for ever.
+    idle=${idle:-$restart}
 }
 
 # The last step that the program has printed, as its supervisor recorded it. False where it has told none.

@@ -40,7 +40,8 @@ copy_environment() {
 
 make_room() {
     remove_copies "${1%-*}"
-    rm -rf "$1" && mkdir -p -m 700 "$1"
+    # Not with -p: what another user has put there meanwhile is not taken.
+    rm -rf "$1" && mkdir -p "${1%/*}" && mkdir -m 700 "$1"
 }
 
 unpack() {

@@ -1,9 +1,11 @@
 """Launchers of workers in a program that itself runs once per GPU: by name, behind other commands, in shell scripts."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dsrun.datafiles import toml_beside
 
@@ -14,7 +16,7 @@ LAUNCHERS = _SCHEDULERS.union(_TABLE["launchers"])
 """What starts workers itself: as programs, and as Python's modules."""
 TRAINERS: Mapping[str, str] = _TABLE["trainers"]
 """Commands that start workers for training, and the module that each of these runs; "" where it is not known."""
-_CHOICES: Mapping[str, Mapping[str, str]] = _TABLE["choices"]
+_CHOICES: Mapping[str, Mapping[str, Any]] = _TABLE["choices"]
 _WRAPPERS, _RUNNERS = _TABLE["wrappers"], _TABLE["runners"]
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
@@ -30,7 +32,7 @@ def launcher_in(argv: Sequence[str]) -> str | None:
         base = PurePosixPath(words[0]).name
         command = f"{base} {' '.join(words[1:2])}"
         if base in LAUNCHERS or command in TRAINERS:
-            alone = command in _CHOICES and re.search(_CHOICES[command]["none"], shlex.join(words[2:]))
+            alone = _starts_none(_CHOICES.get(command, {}), words[2:])
             return base if base in LAUNCHERS else None if alone else command
         if PYTHON.fullmatch(base):
             module = _module(words[1:])
@@ -50,12 +52,19 @@ def launcher_in(argv: Sequence[str]) -> str | None:
     return None
 
 
+def _starts_none(choice: Mapping[str, Any], words: Sequence[str]) -> bool:
+    """Whether a command of TRAINERS is a worker itself, by its words or by the variables here."""
+    variables = choice.get("variables", ())
+    by_words = "none" in choice and re.search(choice["none"], shlex.join(words)) is not None
+    return by_words or bool(variables and not any(map(os.environ.get, variables)))
+
+
 def trainer_fix(launcher: str, words: Sequence[str]) -> str:
     """What to write instead of a command of TRAINERS with these words; "" for others, and where that is unknown."""
     choice, module = _CHOICES.get(launcher, {}), TRAINERS.get(launcher)
     if "fix" in choice or not module:
-        return choice.get("fix", "")
-    rest = re.sub(choice["all"], "", shlex.join(words)) if choice else shlex.join(words)
+        return str(choice.get("fix", ""))
+    rest = re.sub(choice.get("all", ""), "", shlex.join(words))
     return f"-- python -m {module} {rest.strip() or 'CONFIG.yml'}"
 
 

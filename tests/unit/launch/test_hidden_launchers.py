@@ -79,6 +79,18 @@ def test_refusal_says_what_is_meant(line, says):
         any_program(line.split())
 
 
+@pytest.mark.parametrize("name", ["NPROC_PER_NODE", "NNODES"])
+def test_trainer_that_reads_from_variables_that_it_starts_workers(monkeypatch, name):
+    """swift runs torch.distributed.run where one of these is exported, which a job inherits."""
+    for words in (["swift", "eval"], ["swift", "rlhf", "--model", "x"], ["python", "-m", "swift.cli.rlhf"]):
+        assert any_program(words)
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(UsageError, match=r"-- python -m swift.cli.rlhf --model x\)$"):
+        any_program(["swift", "rlhf", "--model", "x"])
+    for words in (["swift", "eval"], ["python", "-m", "swift.cli.rlhf"]):
+        assert any_program(words)
+
+
 def test_shell_scripts_that_start_workers_are_rejected(tmp_path):
     """A script for sbatch, and one with torchrun in it, would run on every GPU."""
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")

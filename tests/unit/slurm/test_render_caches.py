@@ -33,6 +33,19 @@ def test_sbatch_script_avoids_cache_folder_of_other_user(shell):
     assert cache.parents[1].name != f"dsrun-{os.getuid()}"
 
 
+def test_link_to_own_files_is_no_cache_folder(shell, tmp_path):
+    """Whoever put it into /tmp would have them removed by their age."""
+    home = tmp_path / "home"
+    (home / "thesis").mkdir(parents=True)
+    os.utime(home / "thesis", times=(0, 0))
+    link = shell.tools / f"dsrun-{os.getuid()}"
+    link.symlink_to(home)
+    caches = {Path(shell.run(training(shell)).environment["TRITON_CACHE_DIR"]).parents[1] for _ in range(2)}
+    assert [path.name for path in home.iterdir()] == ["thesis"]
+    # The next job uses the same one.
+    assert [path.name[: len(link.name) + 1] for path in caches] == [f"{link.name}."]
+
+
 def folder(done, name="TORCH_EXTENSIONS_DIR"):
     return Path(done.environment[name])
 

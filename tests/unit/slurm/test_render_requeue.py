@@ -126,6 +126,15 @@ def test_requeue_waits_for_a_controller_that_is_away(shell):
     assert (done.code, done.of("scontrol")[-1]) == (0, REQUEUE)
 
 
+@pytest.mark.parametrize(("restart", "again"), [(2, True), (3, False)])
+def test_requeues_are_limited_where_none_can_be_recorded(shell, restart, again):
+    """On a full disk, where no checkpoint can be saved either: all of them count."""
+    shell.worker, shell.job = "exit 143", PREEMPTED
+    shell.variables["SLURM_RESTART_COUNT"] = str(restart)
+    (shell.folder / "runs" / "train-12" / "logs" / "slurm-12-requeues").mkdir(parents=True)
+    assert requeued(shell.run(training(shell))) == again
+
+
 def test_array_task_requeues_only_itself(shell):
     """An array task never acts for the whole array."""
     # The last task of an array has the array's own number as its SLURM_JOB_ID.
