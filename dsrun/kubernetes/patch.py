@@ -29,10 +29,12 @@ def apply_patches(objects: Sequence[KubernetesObject], spec: KubernetesSpec, cwd
     rendered, notes, patches = _names(deepcopy(objects), spec), list[str](), list[str]()
     for entry in spec.patch:
         inline = entry.startswith("{")
-        where = "--patch" if inline else f"--patch {entry}"
+        where, before = "--patch" if inline else f"--patch {entry}", deepcopy(objects)
         for document in read_documents(entry if inline else yaml_text(cwd / entry, where), where):
             _apply(objects, document, where)
             patches += _texts(document)
+        if objects == before:
+            notes.append(f"{where} changes nothing")
         names = _names(objects, spec, patches=patches, rendered=rendered)
         notes += [note for note in _broken_rules(names, rendered, where) if note not in notes]
     return notes
@@ -51,6 +53,8 @@ def _apply(objects: Sequence[KubernetesObject], document: Any, where: str) -> No
     target = _target(objects, kind)
     if target is None:
         raise UsageError(f"{where}: no {kind} is rendered", fix=kinds[kind]["fix"])
+    if "$patch" in document:
+        raise UsageError(f"{where}: {kind}.$patch: the job needs its {kind}", fix="put it beside the fields to replace")
     change = {key: value for key, value in document.items() if key not in ("kind", "apiVersion")}
     new = merged(target, change, kinds[kind]["type"], f"{where}: {kind}")
     target.clear()

@@ -97,6 +97,16 @@ def test_values_that_stay_are_no_change():
     """A patch may repeat what was rendered."""
     objects, _ = patched("{kind: Job, metadata: {name: my-train}, spec: {completions: 2, completionMode: Indexed}}")
     assert job_of(objects)["completions"] == 2
+    patched("{kind: Pod, spec: {containers: [{name: node, resources: {limits: {nvidia.com/gpu: 8}}}]}}")
+
+
+@pytest.mark.parametrize("patch", ["", "{kind: Pod, spec: {containers: [{name: nosuch, $patch: delete}]}}"])
+def test_patch_that_changes_nothing_is_noted(tmp_path, patch):
+    """As one that removes a container by another name."""
+    (tmp_path / "patch.yaml").write_text(patch)
+    assert len(patched("patch.yaml", tmp_path)[1]) == 1
+    (tmp_path / "patch.yaml").write_text("{kind: Pod, spec: {priority: 5}}")
+    assert patched("patch.yaml", tmp_path)[1] == []
 
 
 def test_second_container_is_noted():
@@ -146,6 +156,12 @@ def test_second_container_is_noted():
         ),
         ("{kind: Pod, spec: {containers: [{name: node, resources: {claims: [{name: x}]}}]}}", "no claim is called x"),
         ("{kind: Pod, spec: {initContainers: [{name: i}]}}", "the container i has no image"),
+        (
+            "{kind: Pod, spec: {containers: [{name: node, resources: {limits: {nvidia.com/gpu: 3}}}]}}",
+            "containers[node].resources.limits",
+        ),
+        ("{kind: Job, $patch: delete}", "Job.$patch"),
+        ("{kind: Pod, $patch: replace, spec: {}}", "Pod.$patch"),
         ("{kind: Service, metadata: {name: other}}", "Service.metadata.name"),
         ("{kind: Service, spec: {clusterIP: null}}", "Service.spec.clusterIP"),
         ("{kind: Service, spec: {publishNotReadyAddresses: false}}", "Service.spec.publishNotReadyAddresses"),
