@@ -25,7 +25,7 @@ _PROGRAMS: Mapping[str, LauncherName] = _TABLE["programs"]
 _MODULES: Mapping[str, LauncherName] = _TABLE["modules"]
 # Set anew for each rank, or as torch.distributed.run does by itself.
 _RANKS_OWN = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
-UNNAMED_HOSTFILE = Path("/job/hostfile")
+HOSTS = Path("/job/hostfile")
 _KNOWN_TO_DEEPSPEED = frozenset([*_TABLE["deepspeed"]["read"], *_TABLE["deepspeed"]["ignored"]])
 _OPTIONS = _TABLE["torchrun"]
 _VALUED = frozenset([*_OPTIONS["valued"], *_OPTIONS["ignored"]])
@@ -89,11 +89,9 @@ class LauncherLine:
         return (*before, entry, *rank, *words)
 
 
-def launcher_line(
-    argv: Sequence[str], environ: Mapping[str, str], *, unnamed: Path | None = UNNAMED_HOSTFILE
-) -> LauncherLine | None:
-    """What a line that begins with one of these launchers says; None for another program. `unnamed` is the hostfile
-    that deepspeed reads without being told, if it is there; None where the machines are not chosen here.
+def launcher_line(argv: Sequence[str], environ: Mapping[str, str], unnamed: Path | None = HOSTS) -> LauncherLine | None:
+    """What a line that begins with a launcher says; None for another program. `unnamed` is the hostfile that deepspeed
+    reads without being told, if it is there; None where the machines are not chosen here.
 
     Raises UsageError for what dsrun launch cannot follow, MissingError for a launcher that is not there.
     """

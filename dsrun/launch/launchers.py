@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from dsrun.datafiles import toml_beside
 
@@ -16,7 +15,7 @@ LAUNCHERS = _SCHEDULERS.union(_TABLE["launchers"])
 """What starts workers itself: as programs, and as Python's modules."""
 TRAINERS: Mapping[str, str] = _TABLE["trainers"]
 """Commands that start workers for training, and the module that each of these runs; "" where it is not known."""
-_CHOICES: Mapping[str, Mapping[str, Any]] = _TABLE["choices"]
+_CHOICES: Mapping[str, Mapping[str, str]] = _TABLE["choices"]
 _WRAPPERS, _RUNNERS = _TABLE["wrappers"], _TABLE["runners"]
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
@@ -52,18 +51,18 @@ def launcher_in(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _starts_none(choice: Mapping[str, Any], words: Sequence[str]) -> bool:
+def _starts_none(choice: Mapping[str, str], words: Sequence[str]) -> bool:
     """Whether a command of TRAINERS is a worker itself, by its words or by the variables here."""
-    variables = choice.get("variables", ())
-    by_words = "none" in choice and re.search(choice["none"], shlex.join(words)) is not None
-    return by_words or bool(variables and not any(map(os.environ.get, variables)))
+    if "variables" in choice:
+        return not any(map(os.environ.get, choice["variables"].split()))
+    return bool(choice and re.search(choice["none"], shlex.join(words)))
 
 
 def trainer_fix(launcher: str, words: Sequence[str]) -> str:
     """What to write instead of a command of TRAINERS with these words; "" for others, and where that is unknown."""
     choice, module = _CHOICES.get(launcher, {}), TRAINERS.get(launcher)
     if "fix" in choice or not module:
-        return str(choice.get("fix", ""))
+        return choice.get("fix", "")
     rest = re.sub(choice.get("all", ""), "", shlex.join(words))
     return f"-- python -m {module} {rest.strip() or 'CONFIG.yml'}"
 

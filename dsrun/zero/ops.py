@@ -4,7 +4,6 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from platform import machine
 from typing import Any
 
 from dsrun.system.host import cpu_flags, versions
@@ -38,14 +37,12 @@ def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
 
 def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
     """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone, whose
-    headers ninja's build files name: shared, each run of the other environment would compile everything again.
-
-    DeepSpeed compiles for the processor (-march=native), and a home folder may be that of several kinds."""
+    headers ninja's build files name: shared, each run of the other environment would compile everything again. It is
+    also that of the processor, for which DeepSpeed compiles (-march=native): several kinds may share a home folder."""
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
-    found = versions(("torch", "deepspeed"))
-    facts = f"{prefix} {sys.implementation.cache_tag} {found} {machine()} {sorted(cpu_flags())}"
-    key = hashlib.sha256(facts.encode()).hexdigest()[:12]
+    facts = [prefix, sys.implementation.cache_tag, versions(("torch", "deepspeed")), sorted(cpu_flags())]
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
     root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     return root / "dsrun" / "torch_extensions" / key

@@ -64,7 +64,7 @@ def test_hostfile_that_nobody_named_is_no_part_of_a_job(tmp_path, monkeypatch):
     answer = {"script": "x.py", "arguments": [], "module": False, "no_python": False, "given": {"num_nodes": 2}}
     monkeypatch.setattr("dsrun.launch.launcher_line._read", lambda *_: answer)
     monkeypatch.setattr("dsrun.launch.launcher_line._python_of", lambda _: "python")
-    monkeypatch.setattr("dsrun.launch.launcher_line.launcher_line.__kwdefaults__", {"unnamed": tmp_path / "hostfile"})
+    monkeypatch.setattr("dsrun.launch.launcher_line.launcher_line.__defaults__", (tmp_path / "hostfile",))
     assert rendered("-- deepspeed x.py", tmp_path)[1] == {"nodes": 2}
     answer["given"] = {"hostfile": str(tmp_path / "hostfile")}
     with pytest.raises(UsageError, match="--hostfile"):
