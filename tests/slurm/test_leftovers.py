@@ -30,6 +30,12 @@ static PyMethodDef methods[] = {{"f", f, METH_NOARGS, nullptr}, {nullptr, nullpt
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny_op", nullptr, -1, methods};
 PyMODINIT_FUNC PyInit_tiny_op() { return PyModule_Create(&module); }
 """
+WAITS = """
+import os, time
+print("waits", flush=True)
+while os.path.exists("hold"):
+    time.sleep(0.1)
+"""
 KEPT = re.compile(
     r"/tmp/dsrun-20001(/compiled-[0-9a-f]{12}(/\.in-use|/(triton|inductor|extensions).*"
     r"|/alone-\d+(/\.in-use|/agent(/.*)?|/extensions.*)?)?)?"
@@ -118,14 +124,19 @@ def test_cancelled_training_leaves_nothing(ada, start, place, leaves):
     training.job.until(lambda: leaves() == [], "cleaned up after")
 
 
-def test_next_job_removes_what_the_loss_of_power_left(cluster, ada, submit, start, place, leaves):
-    training = start(place, "--nodelist", "node[1-2]", "--no-requeue")
-    training.freeze_at(3)
+def test_next_job_removes_what_the_loss_of_power_left(cluster, ada, place, leaves):
+    """Both are programs without torch, on one node: what a training makes is below its supervisor's folder, too."""
+    (place / "x.py").write_text(WAITS)
+    (place / "hold").touch()
+    options = ("--gpus-per-node", 0, "--nproc", 1, "--nodelist", "node2", "--no-requeue")
+    lost = ada.submit(*options, program=["x.py"], cwd=place)
+    lost.until(lambda: "waits" in lost.log, "begun")
     cluster.machines["node2"].power_off()
     cluster.machines["node2"].power_on()
     cluster.wait_until_ready()
     assert any("/tmp/dsrun-" in name for _, name in leaves())
-    ada.run("scancel", "--signal=KILL", training.job.id, check=False)
-    training.job.until(lambda: training.job.state in ENDED, "ended")
-    submit().wait_for("COMPLETED")
+    ada.run("scancel", "--signal=KILL", lost.id, check=False)
+    lost.until(lambda: lost.state in ENDED, "ended")
+    (place / "hold").unlink()
+    ada.submit(*options, program=["x.py"], cwd=place).wait_for("COMPLETED")
     assert leaves() == []

@@ -105,7 +105,7 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder in which another user could exchange the wheel before it is installed."""
     about = folder.stat()
     open_to_others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX
-    if open_to_others or about.st_uid not in (os.getuid(), 0):
+    if open_to_others or {about.st_uid, folder.lstat().st_uid} - {os.getuid(), 0}:
         raise InstallRefused(
             f"{folder} can be written by others: chmod go-w {folder}, or name another folder with --to"
         )

@@ -186,6 +186,18 @@ def test_install_refuses_folder_that_others_can_write(tmp_path, environment, mod
     assert "can be written by others" in install(environment, wheel)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a link to another user")
+def test_link_of_other_user_is_no_folder_for_wheels(tmp_path):
+    """He could let it lead to another folder between the comparison and the installation."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    install_wheel.check_folder(link)
+    os.lchown(link, 20001, 20001)
+    with pytest.raises(install_wheel.InstallRefused):
+        install_wheel.check_folder(link)
+
+
 def test_receive_removes_parts_of_dead_copies(tmp_path):
     old, young = tmp_path / ".n1.1.part", tmp_path / ".n2.2.part"
     for part in (old, young):
