@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.scratch import OWNER, scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import difference
 from dsrun.wheel.compile.cached import PREFIX, build_root
@@ -46,7 +46,7 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
 
 def _files(folder: Path) -> Iterator[str]:
     """What makes the files and links below `folder`: the compilers' wrappers, and a CUDA_HOME if there is one."""
-    for path in sorted([folder, *folder.rglob("*")]):
+    for path in sorted({folder, *folder.rglob("*")} - {folder / OWNER}):  # nobody holds the script's folder locked
         if path.is_symlink():
             yield shlex.join(["ln", "-s", str(path.readlink()), str(path)])
         elif path.is_dir():
