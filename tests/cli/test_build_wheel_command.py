@@ -45,6 +45,8 @@ def test_dry_run_prints_script_and_writes_nothing(dsrun, tmp_path):
     assert {"export DS_BUILD_CPU_LION=1", "export DS_BUILD_CPU_ADAM=0", "export DS_BUILD_OPS=0"} <= exported
     assert "export DS_ACCELERATOR=cpu" in exported
     assert f"dsrun-wheel-{key_of(done)}" in done.stdout
+    # By this file the next command would take the folder for that of a killed process.
+    assert "/.owner" not in done.stdout
     assert lines[-1].startswith(f"{sys.executable} -m dsrun build-wheel")
     assert not (tmp_path / "cache").exists()
 
