@@ -11,6 +11,7 @@ from dsrun.checkpoints import export_source
 from dsrun.datafiles import toml_beside
 from dsrun.errors import DsrunError, UsageError
 from dsrun.models.folder import find
+from dsrun.refusals import Refusals
 from dsrun.runs.folder import RunFolder
 from dsrun.system.files import read_object
 from dsrun.system.host import require_training_packages
@@ -76,11 +77,4 @@ def refuse_target(to: Path, source: Path, *, force: bool) -> None:
 
     A run folder, and one that contains `source`, may not with `force` either: their content would be deleted.
     """
-    if to.exists() and not to.is_dir():
-        raise UsageError(f"--to {to} is a file", fix="give a folder")
-    if to.is_dir() and any(to.iterdir()) and not force:
-        raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force to replace it")
-    if source.resolve().is_relative_to(to.resolve()):
-        raise UsageError(f"--to {to} would replace {source} itself", fix="choose another folder")
-    if RunFolder(to).run_json.is_file():
-        raise UsageError(f"--to {to} is a run folder, with its checkpoints", fix="choose another folder")
+    Refusals(__file__).check("target", to=to, source=source, force=force, any=any, run=RunFolder(to))

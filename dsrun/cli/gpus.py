@@ -7,7 +7,6 @@ import click
 
 from dsrun.cli.output import print_json, print_table
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres, written_gpus
 from dsrun.hardware.site import instance
@@ -19,8 +18,6 @@ _TABLE = toml_beside(__file__)
 
 
 def explain(names: tuple[str, ...], gres: str | None, every: bool, form: str) -> None:
-    if every and names:
-        raise UsageError(f"--all lists every model, and {names[0]} is given", fix="give one of both")
     given = _known() if every else [_named(name) for name in names]
     asks = not given and gres is None
     found_rows: dict[str, list[GpuRow]] = {}

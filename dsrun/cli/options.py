@@ -31,10 +31,13 @@ def imported(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def lazy_callback(name: str) -> Callable[..., Any]:
-    """A command's callback whose module ("module:attribute") is imported when it runs: help needs the options only."""
+def lazy_callback(name: str, file: str = "") -> Callable[..., Any]:
+    """A command's callback whose module ("module:attribute") is imported when it runs: help needs the options only.
+    What `file` has `refused` is checked first."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if file:
+            imported("dsrun.refusals:Refusals")(__file__, file).check("refused", **kwargs)
         return imported(name)(*args, **kwargs)
 
     return call
@@ -110,11 +113,12 @@ class Command(click.Command):
 
 def declared_in(file: str) -> Command:
     """The command that a TOML file below this folder declares: what `declaration` takes, and its `callback` and `class`
-    as "module:attribute"; `shared` options are "format" or "debug"; the `commands` of a group are files like this."""
+    as "module:attribute"; `shared` options are "format" or "debug"; `refused` are rows of dsrun/refusals.py over the
+    values of the options; the `commands` of a group are files like this."""
     content = toml_beside(__file__, file)
     attributes = declaration(content)
     if "callback" in content:
-        attributes["callback"] = lazy_callback(content["callback"])
+        attributes["callback"] = lazy_callback(content["callback"], file if "refused" in content else "")
     if "commands" in attributes:
         attributes["commands"] = [declared_in(each) for each in attributes["commands"]]
     made: Command = imported(content.get("class", "dsrun.cli.options:Command"))(**attributes)

@@ -20,8 +20,6 @@ _POLL_S = 0.1
 
 
 def show(run: Path | None, job_id: str | None, full: bool, form: str) -> int:
-    if (run is None) is (job_id is None):
-        raise UsageError("which run is meant?", fix="give RUN, its folder, or --job ID, one of them")
     run = run or imported("dsrun.slurm.jobs.find_job:run_of_job")(job_id)
     nodes = read_node_status(run)
     if not nodes:

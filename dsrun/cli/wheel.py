@@ -29,10 +29,6 @@ from dsrun.wheel.verify.wheel_check import (
 
 
 def verify(*, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str) -> int:
-    if on == "" or target == "":
-        raise UsageError(f"{'--on' if on == '' else '--for'} is empty", fix="name nodes or GPUs, or remove it")
-    if on and target:
-        raise UsageError("--on and --for do not go together", fix="nodes have their own GPUs")
     interpreter = python or sys.executable
     if on:
         return _on_nodes(file, on, interpreter, form)

@@ -28,8 +28,6 @@ LARGEST_FILE = 8 * 2**20
 
 def check_file(*, file: str, flags: tuple[str, ...], against: str | None, form: str, **given: Any) -> int:
     target, world_size = given["target"], given["world_size"]
-    if target == "deepspeed" and (flags or against):
-        raise UsageError("--for deepspeed does not go with training flags", fix="only the Trainer compares them")
     text, name = read_text(file)
     shown = printable(name)
     known = _training_flags(flags, against, world_size)
@@ -91,8 +89,6 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
 
 
 def upgrade_file(file: str, output: str | None, in_place: bool, force: bool) -> int:
-    if in_place and (output or file == STDIN):
-        raise UsageError("--in-place needs a file, and does not go with --output", fix="remove one of them")
     accelerate = read_accelerate(*read_text(file)) if file.endswith(YAML) else None
     if accelerate is not None:
         if in_place:

@@ -42,12 +42,8 @@ def run(
     if dashboard or alert_rules:
         from dsrun.monitoring.prometheus.grafana import alert_rules_yaml, dashboard_json
 
-        if dashboard and alert_rules:
-            raise UsageError("--dashboard and --alert-rules print two files", fix="give one of them")
         write_output(dashboard_json() if dashboard else alert_rules_yaml(), None, force=False)
         return 0
-    if once and not textfile:
-        raise UsageError("--once writes a file, and none is named", fix="--textfile FILE.prom --once")
     paths = [Path(each) for each in folders] or [DEFAULT_FOLDER]
     names = find_runs(paths)
     if importlib.util.find_spec("prometheus_client") is None:

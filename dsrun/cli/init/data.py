@@ -72,8 +72,6 @@ def ask_data(interview: InitInterview, given: dict[str, Any], model: InitModel) 
 def _training_data(
     interview: InitInterview, given: dict[str, Any], model: InitModel, spec: TrainSpec, offered: Sequence[DataFile]
 ) -> InitAnswer[InitData]:
-    if given["train_file"] and given["dataset"]:
-        raise UsageError("--train-file and --dataset exclude each other", fix="give one of them")
     if given["train_file"]:
         data = _of_files(list(given["train_file"]), spec)
         return InitAnswer(_refuse_chats(data, model), "as --train-file says")

@@ -150,9 +150,7 @@ class JobSource:
 
 
 def find_source(run: str | None, log: str | None, job_id: str | None) -> MonitorSource:
-    """The source that the command names. Raises UsageError for none or several, and where nothing is there."""
-    if sum(each is not None for each in (run, log, job_id)) > 1:
-        raise UsageError("RUN, --log and --job exclude each other", fix="give one of them")
+    """The source that the command names. Raises UsageError where nothing is there."""
     if job_id is not None:
         return JobSource(job_id)
     if log == STDIN:

@@ -165,8 +165,6 @@ def _cluster(given: dict[str, Any]) -> Any:
 
 def _teacher(given: dict[str, Any], seq2seq: bool) -> ModelShapes:
     """The shapes of --teacher. Raises UsageError for what `dsrun train` would refuse."""
-    if given["calibrate"] or given["sequence_parallel"] > 1:
-        raise UsageError("--teacher does not go with --calibrate and --sequence-parallel", fix="leave it out")
     shapes = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False).architecture
     if given["teacher"] in TASKS or shapes.seq2seq != seq2seq:
         raise UsageError(

@@ -3,7 +3,7 @@
 from dsrun.cli.config.lint import read_text
 from dsrun.cli.options import declared_in
 from dsrun.cli.output import print_findings, print_json
-from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.errors import EXIT_FINDINGS
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.lint.convert import convert
 from dsrun.slurm.lint.read_script import read_script
@@ -14,8 +14,6 @@ from dsrun.zero.lint.codes import printable
 
 
 def check(*, file: str, converts: bool, form: str) -> int:
-    if converts and form == "json":
-        raise UsageError("--convert does not go with --format json", fix="remove one of them")
     text, name = read_text(file, what="an sbatch script")
     if converts:
         args = convert(read_script(text), name)

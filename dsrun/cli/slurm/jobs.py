@@ -14,7 +14,6 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
-from dsrun.refusals import Refusals
 from dsrun.slurm.jobs.find_job import check_id, controller_view
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.submit import follow
@@ -22,8 +21,6 @@ from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_detail, print_note
 
 _TABLE = toml_beside(__file__)
-# A century; dates further back end somewhere before the calendar does.
-MOST_HOURS = 1_000_000
 
 
 def show(
@@ -31,8 +28,6 @@ def show(
 ) -> int:
     if job_id is not None:
         check_id(job_id)
-    given = {"job_id": job_id, "follow": follow, "form": form, "hours": hours, "most": MOST_HOURS}
-    Refusals(__file__).check("refused", **given)
     states = None if state is None else list(map(_state, state.split(",")))
     if follow and job_id:
         return follow_job(job_id)
