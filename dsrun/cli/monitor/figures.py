@@ -1,14 +1,16 @@
 """The figures of training with their sparklines, and the plot of the loss beside them where there is room."""
 
+from collections.abc import Mapping
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, plotted
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, plotted, texts
 from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.monitoring.plots import line_plot, sparkline
 from dsrun.runs.reader import series
-from dsrun.system.terminal.display import counted, duration, figure, precise_duration, printable
+from dsrun.system.terminal.display import counted, figure
 
 _WIDE = 100
 _LABEL = 12
@@ -25,12 +27,11 @@ def figures_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSec
     is_wide = room.width >= _WIDE and not room.is_low
     width = room.width // 2 - 2 if is_wide else room.width
     rows = _curve_rows(snapshot, min(width - _LABEL - _VALUE - 2, _MOST_SPARK), ascii_only=room.ascii_only)
+    speed, about = texts("speed", status=snapshot.status), _about(snapshot)
     if room.is_low:
-        about = _run_parts(snapshot)
-        rows.append(_joined([*_speed_parts(snapshot), *(part for part in about if part[0] == "goodput")]))
-        rows.append(_joined([part for part in about if part[0] != "goodput"]))
+        rows += [_joined(speed | {"goodput": about.pop("goodput")}), _joined(about)]
     else:
-        rows += _speed_parts(snapshot) + _run_parts(snapshot)
+        rows += (speed | about).items()
     rows = [(name, text) for name, text in rows if text]
     if not rows:
         return EMPTY
@@ -49,8 +50,9 @@ def figures_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSec
     return MonitorSection(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
 
 
-def _joined(parts: list[MonitorFigure]) -> MonitorFigure:
+def _joined(figures: Mapping[str, Text]) -> MonitorFigure:
     """Several figures in one row, under the name of the first."""
+    parts = [(name, text) for name, text in figures.items() if text]
     if not parts:
         return "", Text()
     (first, text), *others = parts
@@ -73,34 +75,7 @@ def _curve_rows(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> l
     return rows
 
 
-def _speed_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
-    status, share = snapshot.status, "{:.1%}".format
-    known = (
-        ("step time", precise_duration, status.step_s),
-        ("MFU", share, status.mfu),
-        ("padding", share, status.padding),
-    )
-    return [(name, Text(shown(value))) for name, shown, value in known if value is not None]
-
-
-def _run_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
+def _about(snapshot: MonitorSnapshot) -> dict[str, Text]:
     """Checkpoint, best evaluation, goodput."""
     status = snapshot.status
-    rows: list[MonitorFigure] = []
-    if status.checkpoint_step is not None:
-        age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s is not None else ""
-        rows.append(("checkpoint", Text(f"step {status.checkpoint_step:,}{age}")))
-    elif snapshot.history.run and status.step:
-        rows.append(("checkpoint", Text("none yet", style="yellow")))
-    if status.best is not None:
-        name = printable(status.best.metric.removeprefix("eval_"))
-        rows.append(("best eval", Text(f"{name} {figure(status.best.value)} at step {status.best.step:,}")))
-    if status.goodput is not None:
-        again = f", {counted(status.restarts, 'restart')}" if status.restarts else ""
-        rows.append(("goodput", Text(f"{status.goodput:.1%}{again}")))
-    if status.silent_s is not None and not status.is_over:
-        slow = max(60.0, 10 * (status.step_s or 0.0))
-        rows.append(
-            ("last output", Text(f"{duration(status.silent_s)} ago", style="yellow" if status.silent_s > slow else ""))
-        )
-    return rows
+    return texts("run", status=status, run=snapshot.history.run, restarts=counted(status.restarts, "restart"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed, texts
 from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import (
@@ -19,13 +19,12 @@ from dsrun.monitoring.observations import (
 )  # fmt: skip
 from dsrun.monitoring.plots import bar
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.terminal.display import precise_duration, printable
+from dsrun.system.terminal.display import printable
 
 MANY = 16
 """Of more GPUs or ranks, a summary and the conspicuous ones are shown."""
 _CONSPICUOUS = 3
 _GIB = 1 << 30
-_BAR = 10
 
 
 def gpu_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
@@ -44,34 +43,10 @@ def gpu_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> 
     for _ in range(6):
         grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    several = len(snapshot.nodes) > 1
+    names = {"several": len(snapshot.nodes) > 1, "wide": room.width >= 90, "ascii_only": room.ascii_only}
     for node, gpu in shown:
-        grid.add_row(*_gpu_row(node, gpu, room, several=several))
+        grid.add_row(*texts("gpu", node=node, gpu=gpu, **names, **_FUNCTIONS).values())
     return headed(room, "GPUs", note, grid, len(shown))
-
-
-def _gpu_row(node: NodeStatus, gpu: GpuSample, room: TerminalSize, *, several: bool) -> list[Text]:
-    wide = room.width >= 90
-    use = Text()
-    if gpu.utilization is not None:
-        use.append(
-            bar(gpu.utilization, _BAR if wide else 5, ascii_only=room.ascii_only),
-            style="green" if gpu.utilization > 0.5 else "yellow",
-        )
-        use.append(f" {gpu.utilization:4.0%}")
-    memory = Text(_share(gpu.memory_used, gpu.memory_total))
-    power = Text(
-        "" if gpu.power_w is None else f"{gpu.power_w:.0f}{f'/{gpu.power_limit_w:.0f}' if gpu.power_limit_w else ''} W"
-    )
-    heat = Text("" if gpu.temperature_c is None else f"{gpu.temperature_c} °C")
-    clock = Text("" if gpu.clock_mhz is None or not wide else f"{gpu.clock_mhz} MHz", style="dim")
-    note = Text()
-    if is_waiting_while_busy(gpu):
-        note.append("busy at low power", style="bold red")
-    elif reasons := throttle_reasons(gpu):
-        note.append(", ".join(reasons), style="yellow")
-    name = f"{printable(node.host)} {gpu.index}" if several else f"{gpu.index}"
-    return [Text(name, style="bold"), use, memory, power, heat, clock, note]
 
 
 def _gpu_summary(gpus: Sequence[GpuSample]) -> str:
@@ -103,15 +78,10 @@ def host_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) ->
         return EMPTY
     shown = sorted(known, key=lambda node: -(node.memory_used or 0) / (node.memory_total or 1))[:_CONSPICUOUS]
     shown.sort(key=lambda node: node.node)
-    line = Text(no_wrap=True, overflow="ellipsis")
-    for place, node in enumerate(shown):
-        line.append("   " if place else "")
-        line.append(printable(node.host), style="bold")
-        line.append("" if node.cpu is None else f"  CPU {node.cpu:.0%}")
-        if node.memory_total:
-            line.append(f"  memory {_share(node.memory_used, node.memory_total)}")
+    hosts = Text("   ").join(Text.assemble(*texts("host", node=node, share=_share).values()) for node in shown)
+    hosts.no_wrap, hosts.overflow = True, "ellipsis"
     more = f"{len(known)} nodes, those with the least free memory" if len(known) > len(shown) else ""
-    return headed(room, "host" if len(known) == 1 else "hosts", more, line, 1)
+    return headed(room, "host" if len(known) == 1 else "hosts", more, hosts, 1)
 
 
 def rank_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
@@ -126,43 +96,22 @@ def rank_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) ->
         note += f", {_rank_summary(ranks, snapshot.now)}"
         shown = _conspicuous_ranks(ranks, snapshot.now)[: min(2 * _CONSPICUOUS, most)]
     grid = Table.grid(padding=(0, 2))
-    head = ["rank", "node", "phase", "step", "step time", "own work", "waits", "heartbeat", ""]
-    several = len(snapshot.nodes) > 1
-    keep = [name for name in head if (name != "node" or several) and _has_any(name, shown)]
+    names = {
+        "several": len(snapshot.nodes) > 1, "ascii_only": room.ascii_only,
+        # Ranks of other programs send no heartbeats.
+        "beats": any(rank.phase != "running" for _, rank in shown),
+    }  # fmt: skip
+    rows = []
+    for node, rank in shown:
+        times = {"silent": silence_s(rank, node, snapshot.now), "waits": wait_share(rank), "is_slow": rank is slow}
+        rows.append(texts("rank", node=node, rank=rank, **times, **names))
+    keep = [name for name in rows[0] if name in ("rank", "phase", "") or any(row[name] for row in rows)]
     for name in keep:
         grid.add_column(no_wrap=True, justify="left" if name in ("node", "phase", "") else "right")
     grid.add_row(*(Text(name, style="dim") for name in keep))
-    for node, rank in shown:
-        cells = _rank_cells(node, rank, snapshot.now, is_slow=rank is slow, ascii_only=room.ascii_only)
-        grid.add_row(*(cells[name] for name in keep))
+    for row in rows:
+        grid.add_row(*(row[name] for name in keep))
     return headed(room, "ranks", note, grid, len(shown) + 1)
-
-
-def _has_any(name: str, ranks: Sequence[tuple[NodeStatus, RankProgress]]) -> bool:
-    """Whether a column tells anything: ranks of other programs send no heartbeats."""
-    if name in ("step", "heartbeat"):
-        return any(rank.phase != "running" for _, rank in ranks)
-    values = {"step time": lambda r: r.step_s, "own work": lambda r: r.own_s, "waits": wait_share}
-    return name not in values or any(values[name](rank) is not None for _, rank in ranks)
-
-
-def _rank_cells(
-    node: NodeStatus, rank: RankProgress, now: float, *, is_slow: bool, ascii_only: bool
-) -> dict[str, Text]:
-    silent, own, waits = silence_s(rank, node, now), rank.own_s, wait_share(rank)
-    is_silent = silent > max(30.0, 5 * (rank.step_s or 0.0))
-    mark = Text(("< " if ascii_only else "◀ ") + "slowest", style="bold red") if is_slow else Text()
-    return {
-        "rank": Text(str(rank.rank), style="bold"),
-        "node": Text(printable(node.host)),
-        "phase": Text(printable(rank.phase)),
-        "step": Text(f"{rank.step:,}"),
-        "step time": Text("" if rank.step_s is None else precise_duration(rank.step_s)),
-        "own work": Text("" if own is None else precise_duration(own), style="red" if is_slow else ""),
-        "waits": Text("" if waits is None else f"{waits:.0%}"),
-        "heartbeat": Text(f"{precise_duration(round(silent, 1))} ago", style="bold red" if is_silent else ""),
-        "": mark,
-    }
 
 
 def _rank_summary(ranks: Sequence[tuple[NodeStatus, RankProgress]], now: float) -> str:
@@ -188,3 +137,6 @@ def _share(used: int | None, total: int | None) -> str:
     if used is None:
         return ""
     return f"{used / _GIB:.1f}" + (f"/{total / _GIB:.0f} GiB" if total else " GiB")
+
+
+_FUNCTIONS = {each.__name__: each for each in (bar, is_waiting_while_busy, throttle_reasons)} | {"share": _share}

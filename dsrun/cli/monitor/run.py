@@ -4,7 +4,7 @@ import time
 
 from rich.console import Console
 
-from dsrun.cli.monitor.section import TerminalSize, print_rendered
+from dsrun.cli.monitor.section import TerminalSize, print_rendered, values
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json
 from dsrun.cli.monitor.sources import MonitorSource, StdinSource, find_source
 from dsrun.cli.monitor.view import render_view
@@ -13,7 +13,7 @@ from dsrun.events import level_of
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.records import LedgerRecord, seconds_of
-from dsrun.system.terminal.display import duration, figure, printable
+from dsrun.system.terminal.display import printable
 
 _NARROWEST = 40
 _GONE_S = 3600.0
@@ -96,29 +96,8 @@ class ChangeLines:
 
 def state_line(snapshot: MonitorSnapshot) -> str:
     """State, step and the main figures in one line."""
-    status, job = snapshot.status, snapshot.job
-    parts = []
-    if job is not None and (snapshot.kind == "job" or job.state != "RUNNING"):
-        reason = f" ({job.explained_reason})" if job.reason else ""
-        expected = f", expected to start at {job.expected_start}" if job.expected_start else ""
-        parts.append(f"job {job.id} {job.state}{reason}{expected}")
-    if snapshot.kind != "job":
-        parts.append(status.state)
-    if status.step is not None:
-        share = f" ({status.step / status.max_steps:.1%})" if status.max_steps else ""
-        parts.append(f"step {status.step:,}{f'/{status.max_steps:,}' if status.max_steps else ''}{share}")
-    named = (
-        ("loss", status.loss),
-        ("lr", status.lr),
-        ("grad norm", status.grad_norm),
-        ("tokens/s", status.tokens_per_s),
-    )
-    parts += [f"{name} {figure(value)}" for name, value in named if value is not None]
-    if status.eta_s is not None:
-        parts.append(f"ETA {duration(status.eta_s)}")
-    if status.is_over and status.state != "finished":
-        parts += [each for each in (status.cause, status.message) if each]
-    return printable("  ".join(parts))
+    found = values("line", status=snapshot.status, job=snapshot.job, kind=snapshot.kind)
+    return printable("  ".join(filter(None, found.values())))
 
 
 def _clock(at: float) -> str:

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from dsrun.datafiles import evaluate, toml_beside
+from dsrun.system.terminal.display import duration, figure, precise_duration, printable
+
 LOW = 34
+_TABLES = toml_beside(__file__, "texts.toml")
+_FUNCTIONS = {each.__name__: each for each in (duration, figure, precise_duration, printable, round, str)}
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,24 @@ def headed(room: TerminalSize, name: str, note: str, content: RenderableType, he
     title.no_wrap, title.overflow = True, "ellipsis"
     rows = [title, content] if room.is_low else [Text(), title, content]
     return MonitorSection(Group(*rows), height + len(rows) - 1)
+
+
+def values(table: str, **names: Any) -> dict[str, Any]:
+    """What the expressions of a table of texts.toml give, by name."""
+    return {name: evaluate(text, _FUNCTIONS | names) for name, text in _TABLES[table].items()}
+
+
+def texts(table: str, **names: Any) -> dict[str, Text]:
+    """The texts of a table, each by itself, by name."""
+    return {name: _styled(value) for name, value in values(table, **names).items()}
+
+
+def line(table: str, **names: Any) -> Text:
+    """The texts of a table, in one row."""
+    return Text.assemble(*values(table, **names).values(), no_wrap=True, overflow="ellipsis")
+
+
+def _styled(value: str | tuple[str, str] | list[str | tuple[str, str]]) -> Text:
+    if isinstance(value, list):
+        return Text.assemble(*value)
+    return Text(value) if isinstance(value, str) else Text(value[0], style=value[1])

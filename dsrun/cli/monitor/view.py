@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed, line
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, last_events
 from dsrun.events import EventLevel, level_of
 from dsrun.findings.finding import Finding, has_errors
@@ -111,14 +111,7 @@ def _job_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSectio
     job = snapshot.job
     if job is None:
         return EMPTY
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"job {printable(job.id)} {printable(' '.join(job.name.split()))}  ")
-    line.append(job.state, style="bold red" if job.is_final and job.state != "COMPLETED" else "bold yellow")
-    if job.nodes:
-        line.append(f" on {printable(job.nodes)}")
-    if job.elapsed and job.state != "PENDING":
-        line.append(f", {job.elapsed} of {job.time_limit}" if job.time_limit else f", {job.elapsed}")
-    rows = [line]
+    rows = [line("job", job=job)]
     if job.reason and not job.is_final:
         reason = Text(printable(job.explained_reason), style="yellow")
         rows += list(reason.wrap(_PLAIN, room.width))
@@ -140,18 +133,12 @@ def _progress(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
         none = "no step yet" if status.state == "starting" else "no step was logged"
         none = f"{lines:,} losses were logged without their step" if lines else none
         return MonitorSection(Text(none, style="dim"), 1)
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"step {status.step:,}", style="bold")
-    share = None
-    if status.max_steps:
-        share = status.step / status.max_steps
-        text.append(f" of {status.max_steps:,}  {share:.1%}")
-    if status.epoch is not None:
-        text.append(f"  epoch {status.epoch:.2f}", style="dim")
+    end = ""
     if status.eta_s is not None and not has_errors(snapshot.findings):
         at = time.localtime(snapshot.now + status.eta_s)
-        text.append(f"  ETA {duration(status.eta_s)}", style="bold")
-        text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
+        end = time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at)
+    text = line("progress", status=status, end=end)
+    share = status.step / status.max_steps if status.max_steps else None
     width = min(_WIDEST_BAR, room.width - text.cell_len - 2)
     if share is None or width < _NARROWEST_BAR:
         return MonitorSection(text, 1)
