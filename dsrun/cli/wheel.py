@@ -14,18 +14,10 @@ from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.wheel.platform.arch import parse_archs
+from dsrun.wheel.verify import wheel_check
 from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
 from dsrun.wheel.verify.probed_machine import WheelGpu, gpus_for
 from dsrun.wheel.verify.remote import NodePool, nodes_meant
-from dsrun.wheel.verify.wheel_check import (
-    WheelVerification,
-    differences,
-    examine,
-    report_lines,
-    rows,
-    verify_for,
-    verify_here,
-)
 
 
 def verify(*, file: Path, on: str | None, target: str | None, python: str | None, prove: bool, form: str) -> int:
@@ -36,8 +28,10 @@ def verify(*, file: Path, on: str | None, target: str | None, python: str | None
         raise UsageError(
             f"--python {interpreter} is not a program", fix="give the path of the environment's bin/python"
         )
-    gpus = target_gpus(target) if target is not None else None
-    done = verify_for(file, gpus) if gpus else verify_here(file, python=interpreter, prove=prove)
+    if target is None:
+        done = wheel_check.verify_here(file, python=interpreter, prove=prove)
+    else:
+        done = wheel_check.verify_for(file, target_gpus(target))
     _print_verification(done, [], form)
     return EXIT_FINDINGS if done.failed else 0
 
@@ -59,29 +53,30 @@ def target_gpus(text: str) -> tuple[WheelGpu, ...]:
 
 
 def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
-    report, findings = examine(file)
+    report, findings = wheel_check.examine(file)
     nodes, pool = nodes_meant(text, None, os.environ), NodePool()
     with interrupted_by_stop_signals():
         reports = verify_on(nodes, report, python, pool)
-    done = WheelVerification(report=report, findings=(*findings, *(each for node in reports for each in node.findings)))
+    findings += [each for node in reports for each in node.findings]
+    done = wheel_check.WheelVerification(report=report, findings=tuple(findings))
     _print_verification(done, reports, form)
     if pool.stopped:
         return EXIT_INTERRUPTED
     return EXIT_FINDINGS if done.failed else 0
 
 
-def _print_verification(done: WheelVerification, reports: list[NodeReport], form: str) -> None:
+def _print_verification(done: wheel_check.WheelVerification, reports: list[NodeReport], form: str) -> None:
     if form == "json":
         facts = {"wheel": done.report, "machine": done.machine, "operations": done.op_results}
         print_json({**facts, "nodes": reports, "findings": done.findings})
         return
-    for line in report_lines(done, reports):
+    for line in wheel_check.report_lines(done, reports):
         print_line(line)
     print_findings(done.findings, total=done.report.path.name)
 
 
 def push_to_nodes(*, file: Path, at_once: int, form: str, **given: Any) -> int:
-    report, findings = examine(file)
+    report, findings = wheel_check.examine(file)
     if not report.is_deepspeed:
         raise UsageError(f"{file.name} is not a wheel of DeepSpeed", fix="install it with pip on the nodes")
     meant, pool = nodes_meant(given["nodes"], given["hostfile"], os.environ, given["via"]), NodePool(at_once=at_once)
@@ -92,7 +87,7 @@ def push_to_nodes(*, file: Path, at_once: int, form: str, **given: Any) -> int:
     task = NodeTask(report=report, python=python, folder=folder, force=given["force"])
     with interrupted_by_stop_signals():
         reports = push(meant, task, pool)
-    findings += differences(reports)
+    findings += wheel_check.differences(reports)
     _print_push(reports, findings, form, file.name)
     if pool.stopped:
         return EXIT_INTERRUPTED
@@ -105,6 +100,6 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
         print_json({"nodes": reports, "findings": findings})
         return
     if reports:
-        print_table(rows(reports))
+        print_table(wheel_check.rows(reports))
         click.echo()
     print_findings([*(each for report in reports for each in report.findings), *findings], total=name)

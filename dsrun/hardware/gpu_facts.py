@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple, Self
 
 from dsrun.datafiles import data_folder, read_toml
@@ -260,24 +261,12 @@ def _common(rows: Sequence[GpuModel]) -> GpuModel | None:
         return None
     if len(rows) == 1:
         return rows[0]
-    shared: dict[str, Any] = {}
-    for name in GpuModel._fields:
-        values = {getattr(row, name) for row in rows}
-        if len(values) == 1:
-            shared[name] = values.pop()
-    shared["name"] = _shared_words([row.name for row in rows])
+    values = {name: {getattr(row, name) for row in rows} for name in GpuModel._fields}
+    shared: dict[str, Any] = {name: each.pop() for name, each in values.items() if len(each) == 1}
+    words = takewhile(lambda each: len(set(each)) == 1, zip(*(row.name.split() for row in rows), strict=False))
+    shared["name"] = " ".join(each[0] for each in words) or rows[0].name
     shared["confidence"] = max(row.confidence for row in rows)
     return GpuModel(**{**shared, "aliases": ()})
-
-
-def _shared_words(names: Sequence[str]) -> str:
-    """The words that all `names` begin with, else the first name."""
-    shared: list[str] = []
-    for column in zip(*(name.split() for name in names), strict=False):
-        if len(set(column)) > 1:
-            break
-        shared.append(column[0])
-    return " ".join(shared) or names[0]
 
 
 def require_gpu(name: str) -> GpuModel:

@@ -1,8 +1,10 @@
 """Many runs at a glance: the status of each from the ends of its files, and its size on disk."""
 
 import os
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,29 +67,16 @@ def _row(path: Path, folder: Path, *, with_size: bool) -> RunRow | None:
 
 def size_on_disk(folder: Path) -> int:
     """Bytes that the files below `folder` take on the disk, those with several names once; links are not followed."""
-    total, seen = 0, set()
-    pending = [os.fspath(folder)]
-    while pending:
-        try:
-            entries = os.scandir(pending.pop())
-        except OSError:
-            continue
-        with entries:
-            for entry in entries:
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                        continue
-                    stat = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                if stat.st_nlink > 1:
-                    if (stat.st_dev, stat.st_ino) in seen:
-                        continue
-                    seen.add((stat.st_dev, stat.st_ino))
-                # In units of 512 bytes, whatever the file system's blocks are (stat(2)).
-                total += stat.st_blocks * 512
-    return total
+    blocks: dict[tuple[int, int], int] = {}
+    with suppress(OSError):  # removed meanwhile
+        for _, folders, files, within in os.fwalk(folder):
+            for name in (*folders, *files):
+                with suppress(OSError):
+                    found = os.stat(name, dir_fd=within, follow_symlinks=False)
+                    if not stat.S_ISDIR(found.st_mode):
+                        blocks[found.st_dev, found.st_ino] = found.st_blocks
+    # In units of 512 bytes, whatever the file system's blocks are (stat(2)).
+    return 512 * sum(blocks.values())
 
 
 SORTS = ("name", "state", "step", "loss", "best", "age", "duration", "size")

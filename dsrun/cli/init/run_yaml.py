@@ -143,19 +143,9 @@ def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
 
 def commands(answers: RunYamlAnswers, file: str) -> dict[str, str]:
     """The next commands, each with its meaning."""
-    name, run = shlex.quote(file), shlex.quote(answers.output.value)
-    if answers.place.slurm is not None:
-        return {
-            f"dsrun render-slurm --config {name} --test-only": "whether and when it would start",
-            f"dsrun render-slurm --config {name} | sbatch": "submit it",
-            "dsrun jobs": "your jobs, with step and loss",
-            f"dsrun monitor {run}": "watch it",
-        }
-    return {
-        f"dsrun train --config {name} --dry-run": "check it, and see the command",
-        f"dsrun train --config {name}": "train; the same command resumes",
-        f"dsrun monitor {run}": "watch it, from another terminal",
-    }
+    names = {"file": shlex.quote(file), "run": shlex.quote(answers.output.value)}
+    found = toml_beside(__file__)["here" if answers.place.slurm is None else "slurm"]
+    return {command.format_map(names): meaning for command, meaning in found.items()}
 
 
 def plan_command(answers: RunYamlAnswers, given: Mapping[str, Any]) -> dict[str, str]:

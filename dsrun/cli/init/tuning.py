@@ -7,6 +7,7 @@ from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import QUESTIONS, InitAnswer, InitInterview, question
 from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import TrainingPlace
+from dsrun.datafiles import SubjectNames, toml_beside
 from dsrun.demo.models import DEFAULTS
 from dsrun.errors import FindingsError, UsageError, did_you_mean
 from dsrun.recipe.batch import DEFAULT_MICRO_BATCH, batch_plan
@@ -35,39 +36,9 @@ class PlannedChoice:
     is_tight: bool = False
     refused: UsageError | None = None
 
-    @property
-    def words(self) -> str:
-        """What was chosen, to stand behind a word; empty where nothing was planned."""
-        if self.chosen is None:
-            return ": does not fit" if self.refused else ""
-        return f": {self._strategy}, micro batch {self.chosen.micro_batch}, {self.share:.0%} of each GPU"
-
-    @property
-    def offer(self) -> str:
-        """As `words`, while the global batch is open and the micro batch the largest that fits."""
-        if self.chosen is None:
-            return self.words
-        size = self.chosen.micro_batch
-        return f": {self._strategy}, up to {size} sample{'s' * (size > 1)} per GPU and pass{', tight' * self.is_tight}"
-
-    @property
-    def drawback(self) -> str:
-        """Why LoRA is the better proposal; empty where this fits well."""
-        if self.chosen is None:
-            return "do not fit" if self.refused else ""
-        if self.chosen.bf16_master:
-            return "fit only with master weights in bf16, which is less exact"
-        if self.chosen.offload != "none":
-            return "fit only with states in host memory, which is slow"
-        return "fit only beyond the preset's share of the GPUs' memory" if self.is_tight else ""
-
-    @property
-    def _strategy(self) -> str:
-        assert self.chosen is not None
-        place = {"none": "", "nvme": " with states on NVMe"}.get(self.chosen.offload, " with states in host memory")
-        again = ", activations recomputed" if self.chosen.checkpointing else ""
-        master = ", bf16 master weights" if self.chosen.bf16_master else ""
-        return f"ZeRO-{self.chosen.stage}{place}{again}{master}"
+    def text(self, name: str) -> str:
+        """One of tuning.toml, which is empty where nothing was planned."""
+        return str(SubjectNames(self, toml_beside(__file__))[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +126,8 @@ def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner
     if full.refused and small.refused and given["lora"] is None:
         raise FindingsError(f"{model.name}: {full.refused.message}", fix=full.refused.fix)
     default, why = _lora_default(model, planner.place, full, small)
-    choices = ((FULL, f"all weights{full.offer}"), (str(ADVISED_RANK), f"LoRA of this rank{small.offer}"))
+    offers = f"all weights{full.text('offer')}", f"LoRA of this rank{small.text('offer')}"
+    choices = tuple(zip((FULL, str(ADVISED_RANK)), offers, strict=True))
     asked = question("--lora", lambda text: _check_rank(text, planner), choices=choices, default=default, why=why)
     return interview.answer(asked, given["lora"])
 
@@ -167,7 +139,7 @@ def _lora_default(model: InitModel, place: TrainingPlace, full: PlannedChoice, s
         has = f"this machine has {place.host_memory:.0f} GiB of memory"
         print_note(f"training all {parameters / 1e9:.1f} billion weights on the CPU takes {needed:.0f} GiB, and {has}")
         return str(ADVISED_RANK), f"all weights take {needed:.0f} GiB, and {has}"
-    if small.chosen is not None and (drawback := full.drawback):
+    if small.chosen is not None and (drawback := full.text("drawback")):
         return str(ADVISED_RANK), f"all weights {drawback}"
     return FULL, "all weights fit" if full.chosen else "adapters are for models that do not fit"
 
@@ -237,4 +209,4 @@ def _stage(given: dict[str, Any], planner: _Planner, lora: int, batch: int | Non
     if found.chosen is None:
         refused = found.refused
         raise FindingsError(refused.message if refused else "nothing fits", fix=refused.fix if refused else None)
-    return settings(found.chosen), f"as `--zero auto` plans{found.words}"
+    return settings(found.chosen), f"as `--zero auto` plans{found.text('words')}"

@@ -9,8 +9,9 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, Group
 from rich.live import Live
+from rich.segment import SegmentLines
 from rich.text import Text
 
 from dsrun.cli.monitor.section import TerminalSize
@@ -19,7 +20,6 @@ from dsrun.cli.monitor.view import render_view
 from dsrun.errors import UsageError
 
 _QUIT = b"qQ\x1b"
-_HINT = "q quits"
 
 
 def show_live(read: Callable[[], MonitorSnapshot], console: Console, *, interval_s: float) -> MonitorSnapshot:
@@ -31,10 +31,14 @@ def show_live(read: Callable[[], MonitorSnapshot], console: Console, *, interval
     ascii_only = console.options.ascii_only
     with _keyboard() as keyboard, _resizes() as resized, Live(console=console, screen=True, auto_refresh=False) as live:
 
-        def draw(note: str = "") -> None:
-            size = console.size
-            room = TerminalSize(width=size.width, height=size.height - 1, ascii_only=ascii_only)
-            live.update(_Framed(snapshot, room, note), refresh=True)
+        def draw() -> None:
+            """The view, and the hint of the keys in the last row."""
+            height = console.size.height - 1
+            view = render_view(snapshot, TerminalSize(width=console.width, height=height, ascii_only=ascii_only))
+            lines = console.render_lines(view, console.options.update(height=None), pad=False)[:height]
+            lines += [[]] * (height - len(lines))
+            hint = Text("q quits", style="dim", justify="right", end="")
+            live.update(Group(SegmentLines(lines, new_lines=True), hint), refresh=True)
 
         while not snapshot.is_over:
             draw()
@@ -52,25 +56,6 @@ def show_live(read: Callable[[], MonitorSnapshot], console: Console, *, interval
             with suppress(UsageError, OSError):
                 snapshot = read()
     return snapshot
-
-
-class _Framed:
-    """The view with the hint of the keys in the last row."""
-
-    def __init__(self, snapshot: MonitorSnapshot, room: TerminalSize, note: str) -> None:
-        self._snapshot, self._room, self._note = snapshot, room, note
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = self._room.height or 0
-        lines = console.render_lines(render_view(self._snapshot, self._room), options.update(height=None), pad=False)[
-            :height
-        ]
-        for line in lines:
-            yield from line
-            yield Text("\n", end="")
-        for _ in range(height - len(lines)):
-            yield Text("\n", end="")
-        yield Text(self._note or _HINT, style="dim", justify="right", end="")
 
 
 @contextmanager

@@ -43,9 +43,9 @@ def gpu_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> 
     for _ in range(6):
         grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    names = {"several": len(snapshot.nodes) > 1, "wide": room.width >= 90, "ascii_only": room.ascii_only}
+    facts = {"several": len(snapshot.nodes) > 1, "wide": room.width >= 90, "ascii_only": room.ascii_only}
     for node, gpu in shown:
-        grid.add_row(*texts("gpu", node=node, gpu=gpu, **names, **_FUNCTIONS).values())
+        grid.add_row(*texts("gpu", node=node, gpu=gpu, **facts, **_FUNCTIONS).values())
     return headed(room, "GPUs", note, grid, len(shown))
 
 

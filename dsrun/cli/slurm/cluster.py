@@ -8,7 +8,7 @@ import click
 from dsrun.cli.output import evaluated, print_json, print_line, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
+from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition, SlurmNode
 from dsrun.slurm.cluster.discover import discover
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
@@ -52,31 +52,15 @@ def _node_rows(nodes: Sequence[SlurmNode]) -> list[tuple[str, ...]]:
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
         for group in node.gpus or (None,):
-            # Without SLURM's own plans for the node, but with why it takes no jobs.
-            why = f" ({node.reason})" if node.reason and not node.is_usable else ""
-            state, cores = node.state.lower().replace("+planned", "") + why, f"{node.cores_free} of {node.cores}"
-            shown = (state, *_gpu_cells(node, group), cores, notation.gib(node.memory))
-            alike.setdefault(shown, []).append(node.name)
-    head = ("NODES", "STATE", "GPUS", "MEMORY", "CAPABILITY", "FREE", "CORES FREE", "HOST MEMORY")
-    return [head, *((_names(names), *row) for row, names in alike.items())]
+            cells = evaluated(_TABLE["nodes"], node=node, group=group, gib=notation.gib, map=map)
+            alike.setdefault(tuple(cells.values()), []).append(node.name)
+    return [("NODES", *_TABLE["nodes"]), *((_names(names), *row) for row, names in alike.items())]
 
 
 def _names(names: Sequence[str]) -> str:
     """A hostlist, cut where it is long: --format json has all names."""
     text = compressed(names)
     return text if len(text) <= _LONGEST_NAMES else f"{text[: _LONGEST_NAMES - 1]}… ({len(names)} nodes)"
-
-
-def _gpu_cells(node: SlurmNode, group: GpuGroup | None) -> tuple[str, str, str, str]:
-    """Model, memory, capability and number of free GPUs; "?" for what SLURM does not report."""
-    if group is None:
-        return "-", "-", "-", "-"
-    return (
-        f"{group.count} {group.name}",
-        " or ".join(map(str, group.memory)) + " GiB" if group.memory else "?",
-        ".".join(map(str, group.capability)) if group.capability else "?",
-        str(group.count - group.busy if node.is_usable else 0),
-    )
 
 
 def _partition_row(facts: ClusterFacts, each: Partition) -> list[str]:
@@ -113,9 +97,6 @@ def _node_json(node: SlurmNode) -> dict[str, Any]:
 
 def _with_units(source: SlurmNode | Partition, *without: str) -> dict[str, Any]:
     """The fields by their names in the JSON."""
-    names = {
-        "time_limit": "time_limit_s", "time_default": "time_default_s", "max_cpus_per_node": "max_cores_per_node",
-        "max_memory_per_node": "max_memory_per_node_mib", "memory": "memory_mib", "memory_busy": "memory_busy_mib",
-    }  # fmt: skip
+    names = _TABLE["with_units"]
     found = {names.get(name, name): value for name, value in vars(source).items() if name not in without}
     return {name: None if value == NO_LIMIT else value for name, value in found.items()}
