@@ -55,12 +55,10 @@ def write_file(path: "Path", content: bytes, *, force: bool, executable: bool = 
 
 def refuse_file(path: "Path", flag: str, *, force: bool) -> None:
     """Raise UsageError before any work for a file of this flag that could not be written after it."""
-    if path.is_dir():
-        raise UsageError(f"{flag}: {path} is a folder", fix="name a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", fix=f"add --force to replace it, or {flag} another{path.suffix}")
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-        raise UsageError(f"{path}: there is no folder {path.parent} to write into", fix="name a file elsewhere")
+    from dsrun.refusals import Refusals  # not for what goes to stdout
+
+    names = {"path": path, "flag": flag, "force": force, "access": os.access, "mode": os.W_OK | os.X_OK}
+    Refusals(__file__).check("file", **names)
 
 
 def write_output(text: str, name: str | None, *, force: bool) -> None:

@@ -35,17 +35,13 @@ def read_words(files: Iterable[Path]) -> dict[str, str]:
 
         try:
             table = tomllib.loads(content.decode("utf-8"))["gpus"]
-            words |= {word.lower(): _name(name) for word, name in table.items()}
+            if not all(isinstance(name, str) and name.strip() for name in table.values()):
+                raise TypeError
+            words |= {word.lower(): name for word, name in table.items()}
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it has another form"
             raise UsageError(f"{file}: {reason}", fix=_EXAMPLE) from None
     return words
-
-
-def _name(name: object) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise TypeError
-    return name
 
 
 @cache

@@ -66,18 +66,14 @@ def select_visible(devices: Sequence[LocalGpu], visible: str | None) -> list[Loc
 
 def _named(devices: Sequence[LocalGpu], entry: str) -> LocalGpu | None:
     """The device that one entry means: an index, or a UUID, which may be cut short while it stays unique."""
-    if entry.startswith("GPU-"):
-        return _only([device for device in devices if device.uuid.startswith(entry)])
-    if entry.startswith("MIG-"):
-        return _only([mig for device in devices for mig in device.mig if mig.uuid.startswith(entry)])
+    if entry.startswith(("GPU-", "MIG-")):
+        every = devices if entry.startswith("GPU-") else [mig for device in devices for mig in device.mig]
+        found = [device for device in every if device.uuid.startswith(entry)]
+        return found[0] if len(found) == 1 else None
     number = re.match(r"\+?\d+", entry)  # CUDA reads it as strtol does: "1x" is 1
     if not number or int(number[0]) >= len(devices):
         return None
     return devices[int(number[0])]
-
-
-def _only(found: list[LocalGpu]) -> LocalGpu | None:
-    return found[0] if len(found) == 1 else None
 
 
 def all_gpus() -> list[LocalGpu]:

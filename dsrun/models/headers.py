@@ -57,26 +57,17 @@ def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             raise ValueError(f"{file}: header of {length} bytes")
         header = parse_json(opened.read(length))
     try:
-        return {
-            name: (_dtype_of(tensor["dtype"]), _shape_of(tensor["shape"]))
-            for name, tensor in header.items()
-            if name != "__metadata__"
-        }
+        return {name: _dtype_and_shape(tensor) for name, tensor in header.items() if name != "__metadata__"}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: not a header of tensors") from error
 
 
-def _dtype_of(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise TypeError(value)
+def _dtype_and_shape(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    dtype, shape = tensor["dtype"], tensor["shape"]
+    if not isinstance(dtype, str) or not isinstance(shape, list):
+        raise TypeError(tensor)
     elements = 1
-    for side in value:
+    for side in shape:
         if type(side) is not int or not 0 <= side <= _MOST_ELEMENTS or (elements := elements * side) > _MOST_ELEMENTS:
             raise ValueError(f"a shape has the side {side}")
-    return tuple(value)
+    return dtype, tuple(shape)

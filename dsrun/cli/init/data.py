@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
-from dsrun.cli.init.interview import QUESTIONS, InitAnswer, InitInterview, question
+from dsrun.cli.init.interview import InitAnswer, InitInterview, question
 from dsrun.cli.init.model import InitModel
 from dsrun.demo.models import DEMO_LLAMA
-from dsrun.errors import UsageError, did_you_mean, nearest
+from dsrun.errors import UsageError, nearest
 from dsrun.models.folder import HUB_NAME
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
 from dsrun.recipe.preflight.layouts import RowLayout
@@ -166,9 +166,6 @@ def _by_name_and_columns(model: InitModel, data: InitData) -> tuple[str, str]:
 
 
 def _check_task(text: str, model: InitModel) -> str:
-    names = [name for name, _ in QUESTIONS["--task"]["choices"]]
-    if text not in names:
-        raise UsageError(f"--task {text} is not a task", fix=did_you_mean(text, names))
     if model.task is not None and text not in ("auto", model.task) and (text, model.task) != ("dpo", "causal-lm"):
         raise UsageError(f"--task {text}: {model.name} is a {model.kind} model, which cannot do that")
     return text

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import click
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import MissingError, UsageError
+from dsrun.errors import MissingError, UsageError, did_you_mean
 from dsrun.system.terminal.display import cells, padded, printable
 from dsrun.system.terminal.layout import fitted, terminal_width
 from dsrun.system.terminal.stderr import print_detail, print_error
@@ -34,9 +34,10 @@ class InitQuestion(Generic[T]):
     """One question.
 
     `check` makes the value of a text, and raises UsageError or MissingError for an answer that cannot be. `choices` are
-    (answer, description) pairs that are offered by number; others are taken, too. `default` is None where nothing can
-    be proposed: then `needed` says what to give. `why` says where the default came from. `named`: without a terminal
-    the default counts with --yes only. `counts`: a number that is not one of a choice may be the answer.
+    (answer, description) pairs that are offered by number; others are taken, too, but where `only` is the error for
+    them. `default` is None where nothing can be proposed: then `needed` says what to give. `why` says where the default
+    came from. `named`: without a terminal the default counts with --yes only. `counts`: a number that is not one of a
+    choice may be the answer.
     """
 
     flag: str
@@ -48,6 +49,7 @@ class InitQuestion(Generic[T]):
     needed: str = "give it"
     named: bool = False
     counts: bool = False
+    only: str = ""
 
     @property
     def name(self) -> str:
@@ -113,6 +115,9 @@ def _checked(question: InitQuestion[T], text: str) -> T:
     if not text or not text.isprintable():
         what = "contains characters that cannot be shown" if text else "is empty"
         raise UsageError(f"{question.flag} {what}", fix=question.needed)
+    known = dict(question.choices)
+    if question.only and text not in known:
+        raise UsageError(question.only.format(text=text), fix=did_you_mean(text, known))
     return question.check(text)
 
 

@@ -9,7 +9,7 @@ from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import TrainingPlace
 from dsrun.datafiles import SubjectNames, toml_beside
 from dsrun.demo.models import DEFAULTS
-from dsrun.errors import FindingsError, UsageError, did_you_mean
+from dsrun.errors import FindingsError, UsageError
 from dsrun.recipe.batch import DEFAULT_MICRO_BATCH, batch_plan
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
@@ -109,13 +109,7 @@ class _Planner:
 
 def _ask_preset(interview: InitInterview, given: dict[str, Any]) -> InitAnswer[str]:
     choices = [(name, f"{SHARES[name]:.0%}: {what}") for name, what in QUESTIONS["--preset"]["choices"]]
-    return interview.answer(question("--preset", _check_preset, choices=choices), given["preset"])
-
-
-def _check_preset(text: str) -> str:
-    if text not in SHARES:
-        raise UsageError(f"--preset {text} is not one of {', '.join(SHARES)}", fix=did_you_mean(text, SHARES))
-    return text
+    return interview.answer(question("--preset", str, choices=choices), given["preset"])
 
 
 def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner) -> InitAnswer[int]:

@@ -13,7 +13,7 @@ from dsrun.system.terminal.display import duration, figure, precise_duration, pr
 
 LOW = 34
 _TABLES = toml_beside(__file__, "texts.toml")
-_FUNCTIONS = {each.__name__: each for each in (duration, figure, precise_duration, printable, round, str)}
+_FUNCTIONS = {each.__name__: each for each in (duration, figure, filter, map, precise_duration, printable, round, str)}
 
 
 @dataclass(frozen=True)

@@ -67,17 +67,13 @@ def _below(snapshot: MonitorSnapshot, room: TerminalSize, left: int) -> list[Mon
 
 def _header(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     status = snapshot.status
-    left = Text(no_wrap=True, overflow="ellipsis")
     state = status.state if snapshot.kind != "job" or status.is_over else "waiting"
-    left.append(f" {state} ", style=f"{STATE_STYLES[status.state]} reverse")
-    if snapshot.kind != "job" or snapshot.job is None:
-        left.append(f"  {printable(str(status.path))}", style="bold")
-    elif snapshot.job.run:
-        left.append(f"  {printable(snapshot.job.run)}", style="bold")
+    place = str(status.path) if snapshot.kind != "job" or snapshot.job is None else snapshot.job.run
     about = [status.model and printable(status.model.rstrip("/").rpartition("/")[2]), _ranks(snapshot)]
     if status.since_s is not None:
         about.append(f"{'took' if status.is_over else 'for'} {duration(status.since_s)}")
-    left.append("  " + " · ".join(each for each in about if each), style="dim")
+    shown = " · ".join(each for each in about if each)
+    left = line("header", state=state, style=STATE_STYLES[status.state], place=place, about=shown)
     clock = Text(time.strftime("%H:%M:%S", time.localtime(snapshot.now)), style="dim", no_wrap=True)
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -99,11 +95,7 @@ def _why(snapshot: MonitorSnapshot) -> Text | None:
     status = snapshot.status
     if status.state == "finished" or not (status.cause or status.message):
         return None
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(": ".join(printable(each) for each in (status.cause, status.message) if each), style="red")
-    if snapshot.kind == "run":
-        text.append(f"  (dsrun diagnose {printable(str(status.path))})", style="dim")
-    return text
+    return line("why", status=status, kind=snapshot.kind)
 
 
 def _job_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
