@@ -91,16 +91,8 @@ def _find_or_build(build: WheelBuild, cache: WheelCache, *, find_links: Sequence
         return found
     print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
     with status("compiling"):
-        return cached_build(
-            build,
-            cache,
-            environ=os.environ,
-            notify=print_note,
-            on_event=_print_progress,
-            find_links=find_links,
-            force=force,
-            keep=keep,
-        )
+        given: dict[str, Any] = {"find_links": find_links, "force": force, "keep": keep}
+        return cached_build(build, cache, environ=os.environ, notify=print_note, on_event=_print_progress, **given)
 
 
 def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:

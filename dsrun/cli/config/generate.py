@@ -76,13 +76,8 @@ def _with_batch(spec: ZeroSpec) -> ZeroSpec:
         return spec
     from dsrun.recipe.batch import batch_plan  # and the flags of training, for the fewest configurations
 
-    plan = batch_plan(
-        global_batch_size=spec.global_batch_size,
-        micro_batch_size=spec.micro_batch_size,
-        accumulation=spec.accumulation,
-        world_size=ranks,
-        default_micro=1,
-    )
+    given = {name: getattr(spec, name) for name in ("global_batch_size", "micro_batch_size", "accumulation")}
+    plan = batch_plan(**given, world_size=ranks, default_micro=1)
     return replace(
         spec, global_batch_size=plan.global_batch, micro_batch_size=plan.micro_batch, accumulation=plan.accumulation
     )

@@ -27,17 +27,7 @@ CONNECTION_S = 10.0
 CONNECTIONS = 64
 
 
-def run(
-    *,
-    folders: tuple[str, ...],
-    port: int,
-    address: str,
-    textfile: str | None,
-    interval: float,
-    once: bool,
-    dashboard: bool,
-    alert_rules: bool,
-) -> int:
+def run(*, folders: tuple[str, ...], textfile: str | None, dashboard: bool, alert_rules: bool, **given: Any) -> int:
     """The exit code: 0 after SIGTERM and for what ends by itself, 130 after Ctrl-C."""
     if dashboard or alert_rules:
         from dsrun.monitoring.prometheus.grafana import alert_rules_yaml, dashboard_json
@@ -54,8 +44,8 @@ def run(
     registry.register(RunCollector(paths))
     runs = f"{counted(len(names), 'run')} in {', '.join(map(str, paths))}"
     if textfile:
-        return _write(registry, Path(textfile), interval, once=once, runs=runs)
-    return _serve(registry, address, port, runs)
+        return _write(registry, Path(textfile), given["interval"], once=given["once"], runs=runs)
+    return _serve(registry, given["address"], given["port"], runs)
 
 
 class _Stop(threading.Event):

@@ -1,12 +1,12 @@
 """The options of a SLURM job: partition, GPUs, nodes and time, each answer checked against the cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion, question
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding, errors_in, has_errors
+from dsrun.findings.finding import Finding, errors_in
 from dsrun.findings.show import shown
 from dsrun.hardware.gres import written_gpus
 from dsrun.options import OptionValue
@@ -55,9 +55,11 @@ class InitJob:
 
     @property
     def spec(self) -> SlurmSpec:
-        return self._spec({name: answer.value for name, answer in self.answers.items()})
+        return self._with()
 
-    def _spec(self, values: Mapping[str, str]) -> SlurmSpec:
+    def _with(self, **more: str) -> SlurmSpec:
+        """The job with further options."""
+        values = {name: answer.value for name, answer in self.answers.items()} | more
         flags = {name: f"--{name.replace('_', '-')}" for name in values}
         spec = make_spec(OptionValue(name=name, values=(text,), where=flags[name]) for name, text in values.items())
         if self.facts is None:
@@ -73,9 +75,8 @@ class InitJob:
 
         def checked(text: str) -> str:
             text = asked.check(text)
-            before = {finding.code for finding in self._errors(self.spec)}
-            so_far = {key: each.value for key, each in self.answers.items()}
-            for finding in self._errors(self._spec({**so_far, name: text})):
+            before = {finding.code for finding in self.errors()}
+            for finding in self.errors(**{name: text}):
                 # An account is asked for after the partition that needs it.
                 if finding.where == asked.flag or (finding.code not in before and finding.where != ACCOUNT):
                     raise UsageError(f"{asked.flag} {text}: {finding.message}", fix=finding.fix)
@@ -85,10 +86,11 @@ class InitJob:
 
     def needs_account(self) -> bool:
         """Whether the partition does not take the user's default account."""
-        return any(each.where == ACCOUNT for each in self._errors(self.spec))
+        return any(each.where == ACCOUNT for each in self.errors())
 
-    def _errors(self, spec: SlurmSpec) -> list[Finding]:
-        return errors_in(check(spec, self.facts)) if self.facts else []
+    def errors(self, **more: str) -> list[Finding]:
+        """What the cluster has against the job with further options."""
+        return errors_in(check(self._with(**more), self.facts)) if self.facts else []
 
     def remarks(self) -> Iterator[str]:
         """What the cluster would refuse or remark on all the same."""
@@ -101,17 +103,7 @@ def _default_partition(facts: ClusterFacts) -> str | None:
     """The cluster's default partition if it has GPUs, else the first with GPUs that takes this user's jobs."""
     names = [each.name for each in sorted(facts.partitions, key=lambda each: not each.default) if not each.hidden]
     with_gpus = [name for name in names if facts.usual_gpus(name)]
-    return next((name for name in (*with_gpus, *names) if not _refuses(facts, name)), None)
-
-
-def _refuses(facts: ClusterFacts, partition: str) -> bool:
-    found = facts.partition(partition)
-    spec = SlurmSpec(
-        partition=partition,
-        nodes=max(1, found.min_nodes if found else 1),
-        gpus_per_node=str(facts.usual_gpus(partition) or 0),
-    )
-    return has_errors(check(spec, facts))
+    return next((name for name in (*with_gpus, *names) if not InitJob(facts).errors(partition=name)), None)
 
 
 def _partition_question(facts: ClusterFacts | None, default: str | None) -> InitQuestion[str]:

@@ -137,16 +137,11 @@ class JobSource:
                 if self._job is None:
                     raise
                 return self._job
-            self._log = self._find_log(self._job)
+            if self._log is None and self._job.state != "PENDING":
+                with suppress(NoAnswerError):
+                    view = controller_view(self._job.id)
+                    self._log = Path(view.log) if view and view.log else None
         return self._job
-
-    def _find_log(self, job: SlurmJob) -> Path | None:
-        if job.state == "PENDING" or self._log is not None:
-            return self._log
-        with suppress(NoAnswerError):
-            view = controller_view(job.id)
-            return Path(view.log) if view and view.log else None
-        return None
 
 
 def find_source(run: str | None, log: str | None, job_id: str | None) -> MonitorSource:
