@@ -142,10 +142,8 @@ def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     for node, gpu, reasons in found[:_MOST]:
         facts: dict[str, Any] = {"index": gpu.index, "host": node.host, "reasons": joined(", ", reasons)}
         where = f"{node.host}, GPU {gpu.index}"
-        if gpu.temperature_c is None:
-            yield finding_of("throttled_gpu", **facts, where=where)
-        else:
-            yield finding_of("throttled_gpu.hot", **facts, heat=gpu.temperature_c, where=where)
+        facts |= {} if gpu.temperature_c is None else {"heat": gpu.temperature_c}
+        yield finding_of("throttled_gpu.hot" if "heat" in facts else "throttled_gpu", **facts, where=where)
 
 
 def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:

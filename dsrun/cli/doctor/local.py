@@ -40,10 +40,7 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
     checks = all_checks(given["min_gpus"], given["min_gpu_memory"])
     checks = chosen((*checks, *registry.DEEP_CHECKS) if given["deep"] else checks, only, skip)
-    target = job_target(
-        given["run_file"], given["program"], Path.cwd(), output=given["output"], nproc=given["nproc"],
-        master_addr=given["master_addr"], master_port=given["master_port"],
-    )  # fmt: skip
+    target = job_target(given, Path.cwd())
     if on_nodes and not given["node_checks"]:
         return int(imported(f"{JOB_NODES}:run_on_nodes")(given["job_id"], checks, every=every, form=form))
     quick = [each for each in checks if each not in registry.DEEP_CHECKS]

@@ -1,8 +1,9 @@
 """The job that `dsrun doctor --for run.yaml` checks, resolved as `dsrun train --config` resolves it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.errors import DsrunError, UsageError
@@ -12,24 +13,16 @@ from dsrun.recipe.runfile import read_section
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 
-def job_target(
-    run_file: str | None,
-    program: Sequence[str],
-    cwd: Path,
-    *,
-    output: str | None = None,
-    nproc: int | None = None,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-) -> DoctorTarget:
+def job_target(given: Mapping[str, Any], cwd: Path) -> DoctorTarget:
     """The job of a run file, of the flags in `program` ("train --model …"), or of both, with what the command line says
-    of it. Settings that do not resolve are a finding.
+    of it; `given` are its options. Settings that do not resolve are a finding.
 
     Raises UsageError where there is no such file, and for another program.
     """
-    folder = Path(output).expanduser() if output else None
-    place = DoctorTarget(output=folder, nproc=nproc, master_addr=master_addr, master_port=master_port, cwd=cwd)
-    flags = _train_flags(program)
+    folder = Path(given["output"]).expanduser() if given["output"] else None
+    own = {name: given[name] for name in ("nproc", "master_addr", "master_port")}
+    place = DoctorTarget(output=folder, cwd=cwd, **own)
+    run_file, flags = given["run_file"], _train_flags(given["program"])
     if run_file is None and flags is None:
         return place
     if run_file is not None and not (cwd / run_file).is_file():
@@ -41,14 +34,9 @@ def job_target(
         broken = Finding(level="error", code="settings", message=error.message, fix=error.fix or "")
         return replace(place, refused=broken)
     spec = recipe.spec
-    return replace(
-        place,
-        recipe=recipe,
-        output=folder or (Path(spec.output).expanduser() if spec.output else None),
-        nproc=nproc or spec.nproc,
-        master_port=master_port or spec.master_port,
-        nodes=nodes,
-    )
+    output = folder or (Path(spec.output).expanduser() if spec.output else None)
+    nproc, port = place.nproc or spec.nproc, place.master_port or spec.master_port
+    return replace(place, recipe=recipe, output=output, nproc=nproc, master_port=port, nodes=nodes)
 
 
 def _train_flags(program: Sequence[str]) -> Sequence[str] | None:

@@ -147,22 +147,18 @@ def ask_task(interview: InitInterview, given: dict[str, Any], model: InitModel, 
     """What the model learns: as its config and the columns tell, or as the user answers."""
     prefers = bool({"chosen", "chosen_response"} & set(data.row)) and model.task != "seq2seq"
     default, why = model.task or "auto", "as the model's config says"
-    if model.task is None:
-        default, why = _by_name_and_columns(model, data)
+    if model.task is None and model.kind is not None:
+        default, why = "seq2seq", f"by its name it is a {model.kind} model"
+    elif model.task is None:
+        is_text = data.row and DataFile(path=Path(), row=data.row, size=0).layout("seq2seq") is None
+        default = "causal-lm" if is_text else "auto"
+        why = "as the data is text without a source and a target column" if is_text else f"{why} when the run starts"
     if prefers:
         default, why = "dpo", "as the data has chosen and rejected answers"
     if given["task"] is None and model.task is not None:
         return InitAnswer(default, why)
     asked = question("--task", lambda text: _check_task(text, model), default=default, why=why)
     return interview.answer(asked, given["task"])
-
-
-def _by_name_and_columns(model: InitModel, data: InitData) -> tuple[str, str]:
-    if model.kind is not None:
-        return "seq2seq", f"by its name it is a {model.kind} model"
-    if data.row and DataFile(path=Path(), row=data.row, size=0).layout("seq2seq") is None:
-        return "causal-lm", "as the data is text without a source and a target column"
-    return "auto", "as the model's config says when the run starts"
 
 
 def _check_task(text: str, model: InitModel) -> str:

@@ -11,21 +11,17 @@ from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed, line
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, last_events
+from dsrun.datafiles import toml_beside
 from dsrun.events import EventLevel, level_of
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
-from dsrun.monitoring.run_status import RunState
 from dsrun.runs.records import seconds_of
 from dsrun.system.terminal.display import counted, duration, printable
 
-STATE_STYLES: dict[RunState, str] = {
-    "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
-    "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
-    "killed": "bold red", "silent": "bold yellow",
-}  # fmt: skip
-_EVENT_STYLES: dict[EventLevel, str] = {"quiet": "", "info": "", "warning": "yellow", "error": "red"}
+_STYLES = toml_beside(__file__)
+_EVENT_STYLES: dict[EventLevel, str] = _STYLES["events"]
 _EVENTS = 10
 _ALL = 1_000
 _RANKS = 6
@@ -73,7 +69,7 @@ def _header(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     if status.since_s is not None:
         about.append(f"{'took' if status.is_over else 'for'} {duration(status.since_s)}")
     shown = " · ".join(each for each in about if each)
-    left = line("header", state=state, style=STATE_STYLES[status.state], place=place, about=shown)
+    left = line("header", state=state, style=_STYLES["states"][status.state], place=place, about=shown)
     clock = Text(time.strftime("%H:%M:%S", time.localtime(snapshot.now)), style="dim", no_wrap=True)
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
