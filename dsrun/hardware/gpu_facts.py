@@ -124,12 +124,11 @@ class GpuModel(NamedTuple):
 
 @cache
 def gpu_table() -> tuple[GpuModel, ...]:
-    return tuple(_row(entry) for entry in read_toml(data_folder("build") / "gpus.toml")["gpu"])
-
-
-def _row(entry: dict[str, Any]) -> GpuModel:
-    major, minor = entry["capability"].split(".")
-    return GpuModel(**{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))})
+    table: list[dict[str, Any]] = []
+    for row in read_toml(data_folder("build") / "gpus.toml")["gpu"]:
+        capability = tuple(map(int, row["capability"].split(".")))
+        table.append({**row, "capability": capability, "aliases": tuple(row.get("aliases", ()))})
+    return tuple(GpuModel(**row) for row in table)
 
 
 @cache

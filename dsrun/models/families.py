@@ -37,12 +37,10 @@ class ModelFamily(NamedTuple):
     """What its models' names on the Hub contain, where a family must be told from a name alone."""
 
 
-def _family(facts: dict[str, Any]) -> ModelFamily:
-    return ModelFamily(**{**facts, "name_parts": tuple(facts.get("name_parts", ()))})
-
-
 FAMILIES: Mapping[str, ModelFamily] = {
-    name: _family(group["facts"]) for group in json_beside(__file__, "families.json") for name in group["families"]
+    name: ModelFamily(**{**group["facts"], "name_parts": tuple(group["facts"].get("name_parts", ()))})
+    for group in json_beside(__file__, "families.json")
+    for name in group["families"]
 }
 
 SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})

@@ -62,8 +62,10 @@ def ask_tuning(
     planner = _Planner(model, data, place, is_fixed=given["zero"] is not None or given["offload"] is not None)
     if planner.plans and place.cluster is not None and place.cluster.note:
         print_note(place.cluster.note.partition(" (--")[0])
-    preset = _ask_preset(interview, given) if planner.plans or given["preset"] else None
-    if preset:
+    preset = None
+    if planner.plans or given["preset"]:
+        choices = [(name, f"{SHARES[name]:.0%}: {what}") for name, what in QUESTIONS["--preset"]["choices"]]
+        preset = interview.answer(question("--preset", str, choices=choices), given["preset"])
         planner.preset = preset.value
     lora = _ask_lora(interview, given, planner)
     batch = _ask_batch(interview, given, planner, lora.value)
@@ -105,11 +107,6 @@ class _Planner:
         row = next(each for each in plan(request).rows if vars(each.strategy).items() <= vars(chosen).items())
         share = row.gpu.total / GIB / gpus.memory
         return PlannedChoice(chosen=chosen, share=share, is_tight=row.verdict == "tight")
-
-
-def _ask_preset(interview: InitInterview, given: dict[str, Any]) -> InitAnswer[str]:
-    choices = [(name, f"{SHARES[name]:.0%}: {what}") for name, what in QUESTIONS["--preset"]["choices"]]
-    return interview.answer(question("--preset", str, choices=choices), given["preset"])
 
 
 def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner) -> InitAnswer[int]:

@@ -27,7 +27,9 @@ def figures_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSec
     is_wide = room.width >= _WIDE and not room.is_low
     width = room.width // 2 - 2 if is_wide else room.width
     rows = _curve_rows(snapshot, min(width - _LABEL - _VALUE - 2, _MOST_SPARK), ascii_only=room.ascii_only)
-    speed, about = texts("speed", status=snapshot.status), _about(snapshot)
+    status = snapshot.status
+    speed = texts("speed", status=status)
+    about = texts("run", status=status, run=snapshot.history.run, restarts=counted(status.restarts, "restart"))
     if room.is_low:
         rows += [_joined(speed | {"goodput": about.pop("goodput")}), _joined(about)]
     else:
@@ -73,9 +75,3 @@ def _curve_rows(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> l
         text.append(sparkline(series(steps, key), width, ascii_only=ascii_only), style=style)
         rows.append((name, text))
     return rows
-
-
-def _about(snapshot: MonitorSnapshot) -> dict[str, Text]:
-    """Checkpoint, best evaluation, goodput."""
-    status = snapshot.status
-    return texts("run", status=status, run=snapshot.history.run, restarts=counted(status.restarts, "restart"))

@@ -76,8 +76,8 @@ def _header(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     grid.add_column(justify="right", no_wrap=True)
     grid.add_row(left, clock)
     rows: list[RenderableType] = [grid]
-    if status.is_over and (why := _why(snapshot)):
-        rows.append(why)
+    if status.is_over and status.state != "finished" and (status.cause or status.message):
+        rows.append(line("why", status=status, kind=snapshot.kind))
     return MonitorSection(Group(*rows), len(rows))
 
 
@@ -85,13 +85,6 @@ def _ranks(snapshot: MonitorSnapshot) -> str:
     size, nodes = snapshot.status.world_size, len(snapshot.nodes)
     ranks = counted(size, "rank") if size else ""
     return f"{ranks} on {nodes} nodes" if ranks and nodes > 1 else ranks
-
-
-def _why(snapshot: MonitorSnapshot) -> Text | None:
-    status = snapshot.status
-    if status.state == "finished" or not (status.cause or status.message):
-        return None
-    return line("why", status=status, kind=snapshot.kind)
 
 
 def _job_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:

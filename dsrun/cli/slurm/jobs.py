@@ -1,9 +1,7 @@
 """`dsrun jobs`: the user's SLURM jobs, with the step and loss each has reached."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 import click
@@ -31,7 +29,11 @@ def show(
     states = None if state is None else list(map(_state, state.split(",")))
     if follow and job_id:
         return follow_job(job_id)
-    found = my_jobs(hours=hours, job_id=job_id, wanted=partial(_wanted, states=states, name=name), limit=limit)
+
+    def is_wanted(job: SlurmJob) -> bool:
+        return (states is None or job.state in states) and (name is None or fnmatchcase(job.name, name))
+
+    found = my_jobs(hours=hours, job_id=job_id, wanted=is_wanted, limit=limit)
     jobs = found.jobs
     if found.more:
         print_note(f"{found.more} more are not listed (--limit {limit})")
@@ -39,8 +41,10 @@ def show(
         print_json({"jobs": [job.as_json() for job in jobs]})
     elif job_id and len(jobs) == 1:
         _print_one(jobs[0])
+    elif jobs:
+        print_table([[*_TABLE["columns"]], *map(_row, jobs)])
     else:
-        _print_table(jobs, hours)
+        click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
     return 0
 
 
@@ -51,10 +55,6 @@ def _state(word: str) -> str:
     if name not in states.values():
         raise UsageError(f"--state {word.strip()!r} is no state of a job", fix=did_you_mean(name, states.values()))
     return name
-
-
-def _wanted(job: SlurmJob, *, states: Sequence[str] | None, name: str | None) -> bool:
-    return (states is None or job.state in states) and (name is None or fnmatchcase(job.name, name))
 
 
 def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
@@ -73,13 +73,6 @@ def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
             f"job {job_id} keeps running: `dsrun jobs {job_id} --follow` follows it again, `scancel {job_id}` ends it"
         )
         return EXIT_INTERRUPTED
-
-
-def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
-    if not jobs:
-        click.echo(f"no jobs in the queue, and none ended in the last {hours:g} hours", err=True)
-        return
-    print_table([[*_TABLE["columns"]], *map(_row, jobs)])
 
 
 def _row(job: SlurmJob) -> tuple[str, ...]:
