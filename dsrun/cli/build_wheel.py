@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dsrun.cli.output import print_advice, print_json
+from dsrun.cli.refusals import refusal
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
 from dsrun.system.process.proc import interrupted_by_stop_signals
@@ -71,9 +72,8 @@ def _refuse_unwritable(output: Path) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise UsageError(
-            f"-o {output}: {there} cannot be written: {error.strerror or error}", fix="give another folder"
-        ) from None
+        why = error.strerror or error
+        raise refusal("build_wheel.output", output=output, there=there, why=why) from None
 
 
 def _print_request(build: WheelBuild, origin: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from dsrun.cli.options import imported
 from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.cli.refusals import refusal
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
-from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
+from dsrun.errors import EXIT_TOOL_FAILED, UsageError
 from dsrun.runs.node_status import FOLDER, NodeStatus, StacksAnswer, read_answers, read_node_status, request_stacks
 from dsrun.system.terminal.stderr import print_note
 
@@ -23,8 +24,7 @@ def show(run: Path | None, job_id: str | None, full: bool, form: str) -> int:
     run = run or imported("dsrun.slurm.jobs.find_job:run_of_job")(job_id)
     nodes = read_node_status(run)
     if not nodes:
-        what = "has no status of a supervisor" if run.is_dir() else "does not exist"
-        raise UsageError(f"{run} {what}", fix="give the folder of a run that dsrun train or dsrun launch has started")
+        raise refusal("stacks.no_status" if run.is_dir() else "stacks.no_run", run=run)
     try:
         request = request_stacks(run)
     except OSError as error:
@@ -32,10 +32,7 @@ def show(run: Path | None, job_id: str | None, full: bool, form: str) -> int:
     answers = _wait(request, [node for node in nodes if _is_fresh(run, node, request)])
     if not answers:
         shutil.rmtree(request, ignore_errors=True)
-        raise ToolError(
-            f"no supervisor of {run} answers; its newest status is of {max(node.time for node in nodes)}",
-            fix=f"it has ended, or is between two attempts: see dsrun diagnose {run}",
-        )
+        raise refusal("stacks.no_answer", run=run, newest=max(node.time for node in nodes))
     _show(request, answers, full=full, form=form, missing=_missing(nodes, answers))
     return EXIT_TOOL_FAILED if _missing(nodes, answers) else 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
+from dsrun.cli.refusals import refusal
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
@@ -25,9 +26,7 @@ def verify(*, file: Path, on: str | None, target: str | None, python: str | None
     if on:
         return _on_nodes(file, on, interpreter, form)
     if shutil.which(interpreter) is None:
-        raise UsageError(
-            f"--python {interpreter} is not a program", fix="give the path of the environment's bin/python"
-        )
+        raise refusal("verify_wheel.python", python=interpreter)
     if target is None:
         done = wheel_check.verify_here(file, python=interpreter, prove=prove)
     else:

@@ -9,7 +9,9 @@ import hashlib
 import random
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,31 +114,18 @@ def _draw(count: int, taken: set[int], rng: random.Random) -> list[int]:
 
 def _documents() -> Iterator[tuple[str, list[str]]]:
     """Yield (name of the document, its texts), in the same order every time."""
-    for topic, text in sorted(_help_topics().items()):
+    topics: Mapping[str, str] = {}
+    with suppress(ImportError):  # some distributions leave it out; the docstrings alone still make a corpus
+        topics = import_module("pydoc_data.topics").topics
+    for topic, text in sorted(topics.items()):
         yield f"topic {topic}", _passages(f"help: {topic}", text)
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if not {*_WORDS["skipped"]}.intersection(parts) and not parts[0].startswith("config-"):
             module = ".".join(parts).removesuffix(".__init__")
-            yield f"module {module}", _docstrings(module, file)
-
-
-def _help_topics() -> Mapping[str, str]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        # Some distributions leave it out; the docstrings alone still make a corpus.
-        return {}
-    return dict(topics)
-
-
-def _docstrings(module: str, file: Path) -> list[str]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return _collect(tree, module)
+            with suppress(OSError, SyntaxError, ValueError):
+                yield f"module {module}", _collect(ast.parse(file.read_bytes()), module)
 
 
 def _collect(node: Any, name: str) -> list[str]:

@@ -9,12 +9,14 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.kubernetes.notation import LONGEST_LABEL, ClaimMount, mount, quantity, slug
 from dsrun.kubernetes.options import KubernetesSpec
+from dsrun.refusals import Refusals
 
 CLAIM_PATH = "/runs"
 # The replicated job of a JobSet; Kubeflow Trainer looks for this name, and for a container of it
 # (pkg/constants/constants.go of kubeflow/trainer).
 NODE = "node"
 _SHM = "16Gi"
+refusal = Refusals(__file__).error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,7 @@ def completed(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesSpe
     longest = longest_name(spec)
     name = spec.name or slug(workload.name, longest)
     if len(name) > longest:
-        what = f"--name {name}: the pods' names would be longer than {LONGEST_LABEL} characters"
-        raise UsageError(what, fix=f"at most {longest} characters")
+        raise refusal("refused.name", name=name, most=LONGEST_LABEL, longest=longest)
     for variable in missing_variables(spec, workload.notify):
         raise UsageError(f"--notify: the pods have no {variable}", fix=f"add --secret {variable}=SECRET:KEY")
     gpus = spec.gpus_per_node
@@ -115,10 +116,7 @@ def run_folder(spec: KubernetesSpec, workload: TrainingWorkload) -> str:
     folder = posixpath.normpath(posixpath.join(claim(spec).path, workload.output or str(spec.name)))
     writable = [each.path for each in mounts(spec) if not each.read_only]
     if not any(folder.startswith(f"{path}/") for path in writable):
-        raise UsageError(
-            f"--output {workload.output}: {folder} is on no claim, and would be lost with its pod",
-            fix=f"a relative name is below {claim(spec).path}; --mount CLAIM:/PATH mounts another claim",
-        )
+        raise refusal("refused.output", output=workload.output, folder=folder, claim=claim(spec).path)
     return folder
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsrun.cli.refusals import refusal
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
@@ -44,9 +45,7 @@ def _train_flags(program: Sequence[str]) -> Sequence[str] | None:
     if not words:
         return None
     if words[0] != "train":
-        raise UsageError(
-            f"{words[0]} is not dsrun's own training, whose flags alone are known", fix="-- train --model …"
-        )
+        raise refusal("doctor.program", word=words[0])
     return words[1:]
 
 

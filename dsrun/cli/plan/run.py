@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.output import print_advice, print_commands, print_json, print_line, print_table
+from dsrun.cli.refusals import refusal
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.machine.gpus import visible_gpus
@@ -50,9 +51,7 @@ def run(**given: Any) -> int:
     if given["hub"] == "modelscope":
         options = replace(options, hub=given["hub"], config=folder)
     if request.sequence_parallel > 1 and (given["deepspeed"] or given["calibrate"] or counted.architecture.seq2seq):
-        raise UsageError(
-            "--sequence-parallel is for causal LM, without --deepspeed and --calibrate", fix="leave it out"
-        )
+        raise refusal("plan.sequence_parallel")
     if given["deepspeed"]:
         request = _with_deepspeed_file(request, given)
     request = replace(request, factor=remembered(found.config, request))
@@ -166,9 +165,7 @@ def _teacher(given: dict[str, Any], seq2seq: bool) -> ModelShapes:
     """The shapes of --teacher. Raises UsageError for what `dsrun train` would refuse."""
     shapes = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False).architecture
     if given["teacher"] in TASKS or shapes.seq2seq != seq2seq:
-        raise UsageError(
-            f"--teacher {given['teacher']} has nothing to teach", fix="name a trained model of the same kind"
-        )
+        raise refusal("plan.teacher", teacher=given["teacher"])
     return shapes
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from dsrun.cli.output import evaluated, print_json, print_line, print_table
+from dsrun.cli.refusals import refusal
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError, did_you_mean
+from dsrun.errors import did_you_mean
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition, SlurmNode
 from dsrun.slurm.cluster.discover import discover
 from dsrun.slurm.render import notation
@@ -41,9 +42,7 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
         return [each for each in facts.partitions if not each.hidden]
     found = facts.partition(name)
     if found is None:
-        raise UsageError(
-            f"there is no partition {name!r}", fix=did_you_mean(name, (each.name for each in facts.partitions))
-        )
+        raise refusal("cluster.partition", name=name, near=did_you_mean(name, (each.name for each in facts.partitions)))
     return [found]
 
 
