@@ -8,6 +8,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -69,34 +70,22 @@ def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
 
 
 def _bounced(machine: MachineFacts, gpus: Sequence[GpuState]) -> Finding | None:
-    """Whether an IOMMU or PCIe access control (ACS) sends traffic between GPUs up to the CPU and back.
-
-    NCCL's troubleshooting page, "PCI Access Control Services (ACS)": slow, and can hang. In a virtual machine it has
-    to be on, and GPUs that NVLink joins do not use PCIe among themselves."""
+    """Whether an IOMMU or PCIe access control (ACS) sends traffic between GPUs up to the CPU and back."""
     if " hypervisor " in f" {machine.text('/proc/cpuinfo') or ''} ".replace("\n", " ") or all(
         any(g.nvlinks) for g in gpus
     ):
         return None
-    groups = (machine.text(f"/sys/bus/pci/devices/{each.bus}/iommu_group/type") for each in gpus if each.bus)
-    if any(kind in TRANSLATES for kind in groups):
-        return finding_of("peer_access_iommu")
-    if "ACSCtl:\tSrcValid+" in (machine.answer("lspci", "-vvv") or ""):
-        return finding_of("peer_access_acs")
-    return None
+    groups = [machine.text(f"/sys/bus/pci/devices/{each.bus}/iommu_group/type") for each in gpus if each.bus]
+    translates = not {*groups}.isdisjoint(TRANSLATES)
+    return next(first_where(__file__, "bounced", translates=translates, answer=machine.answer), None)
 
 
 def look_at_rdma(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
-    if not usable(machine) or not _has_rdma(machine):
-        return
-    modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
-    loaded = [each for each in PEER_MODULES if each in modules]
-    if loaded:
-        yield finding_of("gpudirect", module=loaded[0])
-    elif "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "") and _kernel(machine) >= (5, 12):
-        # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module; only the open driver offers it.
-        yield finding_of("gpudirect.dma_buf")
-    else:
-        yield finding_of("gpudirect_no_peermem", outcome=text_of("gpudirect_no_peermem.outcome"))
+    if usable(machine) and _has_rdma(machine):
+        modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
+        module = next((each for each in PEER_MODULES if each in modules), "")
+        driver = machine.text("/proc/driver/nvidia/version") or ""
+        yield from first_where(__file__, "rdma", module=module, driver=driver, kernel=_kernel(machine))
 
 
 def _has_rdma(machine: MachineFacts) -> bool:

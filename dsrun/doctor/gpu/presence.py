@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.doctor.gpu import nvml
-from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
+from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, of_gpus
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.machine.gpus import LocalGpu, select_visible
@@ -67,32 +68,9 @@ def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
     told = machine.nvml()
     if not on_bus and version is None and not told.gpus:
         return
-    if told.error is not None:
-        yield _unusable(told, loaded=version is not None, count=len(on_bus))
-    elif not told.gpus and not told.lost:
-        yield finding_of("gpu_driver_none", count=len(on_bus))
-    else:
-        gpus = counted(len(told.gpus), "GPU")
-        release = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", version or "")
-        if release:
-            yield finding_of("gpu_driver", version=release[1], gpus=gpus)
-        else:
-            yield finding_of("gpu_driver.unknown", gpus=gpus)
-
-
-def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
-    """Why NVML does not answer, and what mends it."""
-    if told.error == nvml.NO_ANSWER:
-        return finding_of("gpu_driver_slow", seconds=nvml.ANSWER_S)
-    if told.error == nvml.VERSION_MISMATCH:
-        return finding_of("gpu_driver_mismatch")
-    if told.error == nvml.LIBRARY_NOT_FOUND and loaded:
-        return finding_of("gpu_driver_library")
-    if told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
-        return finding_of("gpu_driver_not_loaded", gpus=counted(count, "NVIDIA GPU"))
-    if told.error == nvml.NO_PERMISSION:
-        return finding_of("gpu_driver_permission")
-    return finding_of("gpu_driver_fails", why=told.message)
+    release = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", version or "")
+    names = {"told": told, "loaded": version is not None, "release": release, "count": len(on_bus), "nvml": nvml}
+    yield from first_where(__file__, "driver", **names)
 
 
 def look_at_bus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -130,17 +108,10 @@ def _is_ours(machine: MachineFacts, minor: int) -> bool:
 def look_at_fabric(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
-    if waiting:
-        key = "fabric_manager_down.waits" if len(waiting) == 1 else "fabric_manager_down.wait"
-        yield finding_of("fabric_manager_down", what=text_of(key, gpus=of_gpus(waiting)))
-    elif any(each.fabric for each in gpus):
-        yield finding_of("fabric_manager.registered")
-    elif gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine)):
-        running = _runs(machine, FABRIC_MANAGER)
-        if running is False:
-            yield finding_of("fabric_manager_down", what=text_of("fabric_manager_down.stopped"))
-        elif running:
-            yield finding_of("fabric_manager")
+    is_switched = gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine))
+    running = _runs(machine, FABRIC_MANAGER) if is_switched else None
+    names = {"registered": any(each.fabric for each in gpus), "running": running, "of_gpus": of_gpus}
+    yield from first_where(__file__, "fabric", waiting=waiting, **names)
 
 
 def _runs(machine: MachineFacts, name: str) -> bool | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dsrun.doctor.host.storage import run_folder
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 
@@ -46,24 +47,15 @@ def _behind_server(machine: MachineFacts, folder: Path) -> float | None:
 
 
 def _chrony(machine: MachineFacts) -> Finding | None:
-    text = machine.answer("chronyc", "-n", "tracking")
-    leap = _LEAP.search(text or "")
-    if not text or not leap:
+    text = machine.answer("chronyc", "-n", "tracking") or ""
+    leap, offset = _LEAP.search(text), _OFFSET.search(text)
+    if not leap:
         return None
-    offset = _OFFSET.search(text)
-    seconds = float(offset[1]) if offset else 0.0
-    if leap[1] == "Not synchronised":
-        return finding_of("clock_unsynchronised")
-    slow = offset is not None and offset[2] == "slow"
-    if seconds > MOST_S:
-        return finding_of("clock_differs.slow" if slow else "clock_differs.fast", seconds=seconds)
-    return finding_of("clock.offset", milliseconds=seconds * 1000)
+    names = {"seconds": float(offset[1]) if offset else 0.0, "slow": offset is not None and offset[2] == "slow"}
+    return next(first_where(__file__, "clock", leap=leap[1], MOST_S=MOST_S, **names))
 
 
 def _timedatectl(machine: MachineFacts) -> Finding | None:
-    text = machine.answer("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    if text is None or text.strip() not in ("yes", "no"):
-        return None
-    if text.strip() == "no":
-        return finding_of("clock_unsynchronised")
-    return finding_of("clock")
+    text = machine.answer("timedatectl", "show", "--property=NTPSynchronized", "--value") or ""
+    keys = {"yes": "clock", "no": "clock_unsynchronised"}
+    return finding_of(keys[text.strip()]) if text.strip() in keys else None

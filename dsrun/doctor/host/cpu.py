@@ -1,12 +1,14 @@
 """Cores and threads of each rank, and whether they are near its GPU."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.texts import finding_of
 from dsrun.system.host import cpu_quota
 from dsrun.system.terminal.display import counted
 
@@ -42,27 +44,19 @@ def look_at_cores(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     quota = cpu_quota(machine.root)
     cpus = cpus if quota is None else max(1, min(cpus, int(quota)))
     ranks = ranks_of(machine, target)
-    share = cpus // ranks
     spec = target.recipe.spec if target.recipe else None
-    wanted = CORES_TO_OFFLOAD if spec and spec.offload in ("cpu", "optimizer") else CORES_OF_RANK
-    held, shared = counted(cpus, "core"), counted(ranks, "rank")
-    problems = list(_threads(machine, cpus, ranks))
-    if usable(machine) and share < wanted:
-        why = text_of("cores_few.adam" if wanted == CORES_TO_OFFLOAD else "cores_few.loaders")
-        problems.append(finding_of("cores_few", cores=held, ranks=shared, why=why, wanted=wanted))
-    yield from problems or [finding_of("cores", cores=held, ranks=shared)]
-
-
-def _threads(machine: MachineFacts, cpus: int, ranks: int) -> Iterator[Finding]:
-    """OMP_NUM_THREADS, which dsrun sets where it is not set: a value of the environment stays."""
+    adam = bool(spec and spec.offload in ("cpu", "optimizer"))
     text = machine.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if not text:
-        return
-    if not text.isdigit() or int(text) < 1:
-        yield finding_of("cores_threads.no_number", text=text)
-    elif (threads := int(text) * ranks) > cpus:
-        held, share = counted(cpus, "core"), max(1, cpus // ranks)
-        yield finding_of("cores_threads.many", text=text, threads=threads, cores=held, share=share)
+    names: dict[str, Any] = {
+        "text": text,
+        "threads_of_rank": int(text) if text.isdigit() else 0,
+        "cpus": cpus,
+        "ranks": ranks,
+    }
+    names |= {"adam": adam, "wanted": CORES_TO_OFFLOAD if adam else CORES_OF_RANK, "gpus": usable(machine)}
+    held, shared = counted(cpus, "core"), counted(ranks, "rank")
+    problems = list(findings_where(__file__, "cores", held=held, shared=shared, **names))
+    yield from problems or [finding_of("cores", cores=held, ranks=shared)]
 
 
 def look_at_numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ from math import inf
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.conditions import first_where
+from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
 from dsrun.messages import joined
 from dsrun.system.host import cgroups
 from dsrun.system.terminal.display import counted
@@ -52,19 +53,9 @@ def look_at_shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     ranks = ranks_of(machine, target)
     wanted = SHM_OF_RANK * ranks
+    names = {"ranks": ranks, "shared": counted(ranks, "rank"), "gpus": usable(machine), "LEAST_SHM": LEAST_SHM}
     size = f"{max(8, round(wanted / GIB))}g"
-    full = total >= 2 * max(free, wanted)
-    fix = text_of("shm_small.remove") if full else text_of("shm_small.enlarge", size=size)
-    if free < LEAST_SHM:
-        level: Level = "error" if ranks > 1 and usable(machine) else "warning"
-        yield finding_of("shm_small.fails", free=free / MIB, level=level, fix=fix)
-    elif free < wanted:
-        shared = counted(ranks, "rank")
-        yield finding_of(
-            "shm_small.tight", free=free / GIB, total=total / GIB, wanted=wanted / GIB, ranks=shared, fix=fix
-        )
-    else:
-        yield finding_of("shm", free=free / GIB, total=total / GIB)
+    yield from first_where(__file__, "shm", free=free, total=total, wanted=wanted, size=size, **names)
 
 
 def look_at_memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -72,47 +63,21 @@ def look_at_memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fin
     needs = [f"InfiniBand ({active_ports(machine)[0].name})"] if active_ports(machine) else []
     if target.recipe and target.recipe.spec.offload == "nvme":
         needs.append("--offload nvme")
-    if found is None or not needs:
-        return
-    soft, hard = found
-    if soft == inf:
-        yield finding_of("memlock")
-        return
-    yield finding_of(
-        "memlock_limited",
-        soft=soft / MIB,
-        needs=joined(" and ", needs),
-        level="error" if soft < GIB else "warning",
-        fix=text_of("memlock_limited.by_user") if hard == inf else None,
-    )
+    if found and needs:
+        yield from first_where(__file__, "memlock", soft=found[0], hard=found[1], needs=joined(" and ", needs), inf=inf)
 
 
 def look_at_files(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
-    found = limit(machine, "Max open files")
-    if found is None:
-        return
-    soft, hard = found
-    if soft < FILES:
-        fix = None if hard < FILES else f"ulimit -n {int(min(hard, 65536))}"
-        yield finding_of("nofile_small", soft=int(soft), fix=fix)
-    else:
-        yield finding_of("nofile", soft=soft)
+    if found := limit(machine, "Max open files"):
+        yield from first_where(__file__, "nofile", soft=found[0], hard=found[1], FILES=FILES)
 
 
 def look_at_tasks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Threads count as processes, for the user's limit as for that of the cgroup."""
-    wanted = TASKS_OF_RANK * ranks_of(machine, target)
     found = limit(machine, "Max processes")
-    allowed = found[0] if found else inf
-    place, fix = text_of("nproc_small.user"), text_of("nproc_small.more_for_user")
     left, name = _pids_left(machine)
-    if left < allowed:
-        allowed = left
-        place, fix = text_of("nproc_small.cgroup", name=name), text_of("nproc_small.more_for_cgroup")
-    if allowed < wanted:
-        yield finding_of("nproc_small", place=place, allowed=allowed, wanted=wanted, fix=fix)
-    elif found:
-        yield finding_of("nproc")
+    names = {"found": found, "allowed": found[0] if found else inf, "left": left, "name": name}
+    yield from first_where(__file__, "tasks", wanted=TASKS_OF_RANK * ranks_of(machine, target), **names)
 
 
 def _pids_left(machine: MachineFacts) -> tuple[float, str]:

@@ -8,8 +8,8 @@ from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.memory_plan import needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
+from dsrun.findings.conditions import findings_where, first_where
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
 
 GIB = 2**30
 KIB = 1024
@@ -58,14 +58,12 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     texts = [_output(machine, command) for command in _commands(machine, mount.kind, point)]
     found = [quota for text in texts for quota in parse_quota(text)]
     planned = needs(machine, target)
-    wanted = planned.checkpoint + planned.model if planned else 0
-    problems = [finding for quota in found for finding in _judged(quota, point, wanted)]
+    names = {"point": point, "wanted": planned.checkpoint + planned.model if planned else 0, "NO_INODES": NO_INODES}
+    problems = [each for quota in found for each in findings_where(__file__, "quota", quota=quota, **names)]
     yield from problems
     if found and not problems:
         left = min((each.limit - each.used for each in found if each.limit), default=None)
-        yield (
-            finding_of("quota", point=point) if left is None else finding_of("quota.left", point=point, left=left / GIB)
-        )
+        yield from first_where(__file__, "within", point=point, left=left)
 
 
 def _commands(machine: MachineFacts, kind: str, point: str) -> list[list[str]]:
@@ -81,15 +79,3 @@ def _output(machine: MachineFacts, command: Sequence[str]) -> str:
         return machine.run(command).stdout
     except DsrunError:
         return ""
-
-
-def _judged(quota: DiskQuota, point: str, wanted: int) -> Iterator[Finding]:
-    fix = text_of("quota.less")
-    used, limit = quota.used / GIB, quota.limit / GIB
-    if quota.limit and quota.used + wanted > quota.limit:
-        key = "quota_full.soon" if wanted else "quota_full.now"
-        yield finding_of(key, point=point, used=used, limit=limit, wanted=wanted / GIB, fix=fix)
-    elif quota.soft and quota.used + wanted > quota.soft:
-        yield finding_of("quota_soft", point=point, used=used, limit=limit, soft=quota.soft / GIB, fix=fix)
-    if quota.files_limit and quota.files + NO_INODES > quota.files_limit:
-        yield finding_of("quota_files", point=point, files=quota.files, limit=quota.files_limit, fix=fix)

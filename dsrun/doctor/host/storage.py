@@ -10,6 +10,7 @@ from pathlib import Path
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.runs.folder import refuse_unfit
@@ -71,20 +72,9 @@ def look_at_space(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
     planned = needs(machine, target)
-    fix = text_of("disk.more")
-    if planned is None:
-        if free < LITTLE:
-            yield finding_of("disk_little", folder=folder, free=free / GIB, fix=fix)
-        else:
-            yield finding_of("disk", folder=folder, free=free / GIB)
-        return
-    first, all_kept = _wanted(target, planned)
-    size = text_of("disk.kept", checkpoint=planned.checkpoint / GIB, kept=all_kept / GIB)
-    if free < all_kept:
-        key = "disk_full.none_fits" if free < min(first, all_kept) else "disk_full.some_fit"
-        yield finding_of(key, folder=folder, free=free / GIB, size=size, fix=fix)
-    else:
-        yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)
+    first, all_kept = _wanted(target, planned) if planned else (0, 0)
+    names = {"folder": folder, "free": free, "first": first, "all_kept": all_kept, "planned": planned, "LITTLE": LITTLE}
+    yield from first_where(__file__, "space", **names)
 
 
 def look_at_speed(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -120,11 +110,8 @@ def look_at_inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
     state = machine.statvfs(folder)
     if not state.f_files:  # btrfs and others make inodes as they need them
         return
-    left = state.f_favail
-    if left < FEW_INODES:
-        yield finding_of("inodes_few", folder=folder, left=left, level="error" if left < NO_INODES else "warning")
-    else:
-        yield finding_of("inodes", left=left)
+    limits = {"FEW_INODES": FEW_INODES, "NO_INODES": NO_INODES}
+    yield from first_where(__file__, "inodes", folder=folder, left=state.f_favail, **limits)
 
 
 def look_at_run_folder(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -137,11 +124,4 @@ def look_at_run_folder(machine: MachineFacts, target: DoctorTarget) -> Iterator[
         yield Finding(level="error", code="run_folder", message=error.message, fix=error.fix or "")
         return
     place = machine.mount(nearest_existing(path))
-    if place is None:
-        yield finding_of("run_folder.unknown", path=path)
-    elif target.nodes > 1 and not place.shared:
-        yield finding_of("run_folder_local", path=path, kind=place.kind, nodes=target.nodes)
-    elif place.kind in ("tmpfs", "ramfs"):
-        yield finding_of("run_folder_memory", path=path, kind=place.kind)
-    else:
-        yield finding_of("run_folder.shared" if place.shared else "run_folder.local", path=path, kind=place.kind)
+    yield from first_where(__file__, "run_folder", path=path, place=place, nodes=target.nodes)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
@@ -76,19 +77,10 @@ def token_of(machine: MachineFacts, recipe: Recipe) -> str | None:
 
 
 def _token(machine: MachineFacts, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
-    token = token_of(machine, recipe)
-    log_in = text_of("hub.log_in")
-    if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
-        yield finding_of("hub_token_blank", fix=log_in)
-    elif token is not None and not token.startswith(("hf_", "api_org_")):
-        yield finding_of("hub_token_form", fix=log_in)
-    if token is None:
-        gated = [name for name in missing if name.startswith(GATED)]
-        if gated:
-            page = f"https://huggingface.co/{gated[0]}"
-            yield finding_of("hub_gated", model=gated[0], page=page, log_in=log_in)
-        elif recipe.hf.get("push_to_hub"):
-            yield finding_of("hub_token_missing", fix=log_in)
+    """At most one of what is wrong with the token that is there, or with there being none."""
+    names = {"token": token_of(machine, recipe), "gated": [name for name in missing if name.startswith(GATED)]}
+    names |= {"pushes": recipe.hf.get("push_to_hub"), "log_in": text_of("hub.log_in")}
+    yield from first_where(__file__, "token", **names)
 
 
 def _reach(machine: MachineFacts, hub: HubAddress, *, what: str, fix: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs, request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.machine.gpus import LocalGpu
@@ -143,22 +144,13 @@ def look_at_host(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findin
     if planned is None or target.recipe is None:
         return
     total, free = memory_total(machine.root), memory_available(machine.root)
-    offload = target.recipe.spec.offload
-    wanted = max(planned.host, planned.host_loading)
-    if planned.host_loading > planned.host:
-        what, less = text_of("host_memory.loading", wanted=wanted / GIB), text_of("host_memory.load_once")
-    else:
-        key = "host_memory.training" if offload == "none" else "host_memory.offloading"
-        what, less = text_of(key, wanted=wanted / GIB, offload=offload), text_of("host_memory.no_offload")
-    if wanted > total:
-        machines = meminfo(machine.root, "MemTotal")  # a cgroup may leave less
-        key = "host_memory_small.limited" if machines > total else "host_memory_small.all"
-        fix = joined("; ", [text_of("host_memory_small.more"), less])
-        yield finding_of(key, what=what, total=total / GIB, machine=machines / GIB, fix=fix)
-    elif wanted > free:
-        yield finding_of("host_memory_used", what=what, free=free / GIB, total=total / GIB)
-    else:
-        yield finding_of("host_memory", what=what, free=free / GIB)
+    names = {
+        "wanted": max(planned.host, planned.host_loading),
+        "loading": planned.host_loading > planned.host,
+        "offload": target.recipe.spec.offload,
+        "machine": meminfo(machine.root, "MemTotal"),
+    }
+    yield from first_where(__file__, "host", total=total, free=free, joined=joined, **names)
     yield from _nvme(machine, target, planned)
 
 

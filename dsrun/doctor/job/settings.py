@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.models.families import family_of, model_type_of
@@ -109,12 +109,9 @@ def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if recipe is None:
         return
     found = []
-    for look in (
-        partial(check_inputs, recipe),
-        partial(check_packages, recipe),
-    ):
+    for look in (check_inputs, check_packages):
         try:
-            look()
+            look(recipe)
         except DsrunError as error:
             found.append(Finding(level="error", code="files", message=error.message, fix=error.fix or ""))
     yield from found or [finding_of("files")]
@@ -143,16 +140,8 @@ def look_at_precision(machine: MachineFacts, target: DoctorTarget) -> Iterator[F
     except DsrunError as error:
         yield Finding(level="error", code="precision", message=error.message, fix=error.fix or "")
         return
-    overflows = family_of(kind).overflows_in_fp16
-    if chosen == "fp32" and on_gpu and slow:
-        fix = text_of("precision_fp32.newer", kind=kind) if overflows else text_of("precision_fp32.faster")
-        yield finding_of("precision_fp32", name=slow[0].name, fix=fix)
-    elif overflows and chosen == "fp16":
-        yield finding_of("precision_overflow", kind=kind)
-    elif on_gpu:
-        yield finding_of("precision.gpu", precision=chosen, device=gpus[0].name)
-    else:
-        yield finding_of("precision.cpu", precision=chosen)
+    names = {"chosen": chosen, "on_gpu": on_gpu, "slow": slow, "kind": kind, "gpus": gpus}
+    yield from first_where(__file__, "precision", overflows=family_of(kind).overflows_in_fp16, **names)
 
 
 def config_of(target: DoctorTarget) -> dict[str, Any] | None:

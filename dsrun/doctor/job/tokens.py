@@ -6,8 +6,9 @@ from typing import Any
 
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
+from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.texts import text_of
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.messages import joined
 from dsrun.models.folder import cached_snapshot, find, hub_cache
@@ -35,12 +36,14 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         return
     largest = _largest_id(folder)
     rows = _rows(config)
-    found = [*_padding(settings, config), *_beyond(largest, rows, lora=spec.lora is not None)]
-    yield from found or [Finding(level="info", code="tokenizer", message=_summary(largest, rows, settings))]
-
-
-def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:
     pad, end = (_text(settings.get(name)) for name in ("pad_token", "eos_token"))
+    names = {"pad": pad, "end": end, "is_seq2seq": config.get("is_encoder_decoder"), "largest": largest, "rows": rows}
+    is_beyond = largest is not None and rows is not None and largest >= rows
+    found = list(findings_where(__file__, "tokens", is_beyond=is_beyond, lora=spec.lora is not None, **names))
+    yield from found or [Finding(level="info", code="tokenizer", message=_summary(largest, rows, pad, end))]
+
+
+def _summary(largest: int | None, rows: int | None, pad: str, end: str) -> str:
     parts = [
         *([text_of("tokenizer.tokens", tokens=largest + 1)] if largest is not None else []),
         *([text_of("tokenizer.rows", rows=rows)] if rows else []),
@@ -57,21 +60,6 @@ def _folder(name: str, machine: MachineFacts) -> Path | None:
 def _text(token: Any) -> str:
     """A special token, which is written as text or as an object with its content."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
-
-
-def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Finding]:
-    if _text(settings.get("pad_token")):
-        return
-    if config.get("is_encoder_decoder"):
-        yield finding_of("tokenizer_padding")
-    elif not _text(settings.get("eos_token")):
-        yield finding_of("tokenizer_end")
-
-
-def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
-    if largest is not None and rows is not None and largest >= rows:
-        key = "tokenizer_vocabulary.lora" if lora else "tokenizer_vocabulary.full"
-        yield finding_of(key, largest=largest, rows=rows)
 
 
 def _rows(config: Mapping[str, Any]) -> int | None:

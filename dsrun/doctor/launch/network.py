@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
 from dsrun.doctor.machine_facts import RESOLVE_S, DoctorTarget, MachineFacts
+from dsrun.findings.conditions import findings_where, first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
@@ -12,20 +13,12 @@ from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 def look_at_port(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
     named, by = _named_port(machine, target)
-    if isinstance(named, str):
-        yield finding_of("port_invalid", by=by, named=named, last=LAST_PORT)
-        return
-    port = named or DEFAULT_PORT
-    taken = machine.network.taken(port)
-    if taken and named:
-        key = "port_taken.variable" if by == "MASTER_PORT" else "port_taken"
-        yield finding_of(key, by=by, taken=taken)
-    elif taken:
-        yield finding_of("port_default_taken", taken=taken)
-    elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
-        yield finding_of("port_next_taken", next_taken=next_taken, port=port)
-    else:
-        yield finding_of("port", port=port)
+    is_port = not isinstance(named, str)
+    port = DEFAULT_PORT if isinstance(named, str) else named or DEFAULT_PORT
+    taken = machine.network.taken(port) if is_port else ""
+    next_taken = machine.network.taken(port + 1) if is_port and named and target.nodes > 1 and not taken else ""
+    names = {"is_port": is_port, "taken": taken, "next_taken": next_taken, "LAST_PORT": LAST_PORT}
+    yield from first_where(__file__, "port", named=named, by=by, port=port, **names)
 
 
 def _named_port(machine: MachineFacts, target: DoctorTarget) -> tuple[int | str | None, str]:
@@ -43,31 +36,13 @@ def look_at_names(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     address = target.master_addr or machine.environ.get("MASTER_ADDR", "").strip()
     own = machine.network.hostname()
     addresses = machine.network.resolve(own)
-    found = _master(machine, target, address) if address else []
+    there = machine.network.resolve(address) if address else ()
     several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
-    if addresses is None:
-        found.append(finding_of("names_own_unknown.slow", own=own, seconds=RESOLVE_S))
-    elif not addresses:
-        found.append(finding_of("names_own_unknown", own=own))
-    elif several and all(_is_loopback(each) for each in addresses):
-        found.append(finding_of("names_own_loopback", own=own, address=addresses[0]))
-    yield from found
-    if not found and addresses:
-        if there := machine.network.resolve(address) if address else None:
-            yield finding_of("names.master", own=own, address=addresses[0], master=address, there=there[0])
-        else:
-            yield finding_of("names", own=own, address=addresses[0])
-
-
-def _master(machine: MachineFacts, target: DoctorTarget, address: str) -> list[Finding]:
-    """Whether the name of node 0 is known here."""
-    resolved = machine.network.resolve(address)
-    if resolved:
-        return []
-    key = "names_master_addr.hangs" if resolved is None else "names_master_addr"
-    if target.master_addr:
-        return [finding_of(key, by="--master-addr", address=address)]
-    return [finding_of(key, by="MASTER_ADDR", address=address, fix=text_of("names_master_addr.unset"))]
+    names = {"address": address, "own": own, "addresses": addresses, "there": there, "RESOLVE_S": RESOLVE_S}
+    loopback = bool(addresses) and all(map(_is_loopback, addresses or ()))
+    given = bool(target.master_addr)
+    found = list(findings_where(__file__, "names", several=several, is_loopback=loopback, given=given, **names))
+    yield from found or first_where(__file__, "resolved", **names)
 
 
 def _is_loopback(address: str) -> bool:

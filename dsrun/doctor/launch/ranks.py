@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.context import LaunchRequest
@@ -27,7 +29,11 @@ def look_at_ranks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     value = machine.environ.get(VISIBLE)
     if not target.runs_on(machine):
         return
-    problem = _hidden(value, len(every), len(seen)) if every and value is not None else None
+    names = {"variable": VISIBLE, "every": len(every), "seen": len(seen)}
+    problem = None
+    if every and value is not None:
+        named = len([entry for entry in value.split(",") if entry.strip()])
+        problem = next(first_where(__file__, "hidden", value=value, named=named, NO_DEVICES=NO_DEVICES, **names), None)
     if problem:
         yield problem
     wants_cpu = bool(target.recipe and target.recipe.hf.get("use_cpu"))
@@ -39,25 +45,7 @@ def look_at_ranks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     if problem:
         return
     ranks = counted(topology.workers, "rank")
-    if every and not seen:
-        yield finding_of("ranks_hidden", count=len(every), variable=VISIBLE)
-    elif topology.device == "cuda":
-        yield finding_of("ranks", ranks=ranks, count=len(seen))
-    else:
-        yield finding_of("ranks.cpu", ranks=ranks)
-
-
-def _hidden(value: str, every: int, seen: int) -> Finding | None:
-    if not value.strip():
-        return finding_of("ranks_hidden.empty", variable=VISIBLE, count=every)
-    if value.strip() in NO_DEVICES:
-        return finding_of("ranks_hidden.value", variable=VISIBLE, value=value, count=every)
-    named = len([entry for entry in value.split(",") if entry.strip()])
-    if seen < named:
-        return finding_of(
-            "ranks_visible", variable=VISIBLE, value=value, count=named, seen=seen, every=every, last=every - 1
-        )
-    return None
+    yield from first_where(__file__, "ranks", ranks=ranks, device=topology.device, **names)
 
 
 def check_requirements(machine: MachineFacts, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:
@@ -76,15 +64,6 @@ def check_requirements(machine: MachineFacts, min_gpus: int | None, min_gpu_memo
 
 
 _WORKER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-# What is good for finding an error, and slows down whatever runs with it.
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "1",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_DEBUG": "TRACE",
-    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-}
 
 
 def look_at_variables(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
@@ -129,7 +108,7 @@ def _accelerate(machine: MachineFacts) -> Iterator[Finding]:
 
 
 def _slow(machine: MachineFacts) -> Iterator[Finding]:
-    for name, slow in _SLOW.items():
+    for name, slow in toml_beside(__file__, "conditions.toml")["slow"].items():
         value = machine.environ.get(name, "")
         if value.upper() == slow:
             yield finding_of("variables_slow", name=name, value=value, what=text_of(f"variables_slow.{name}"))

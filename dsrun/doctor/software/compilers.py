@@ -10,6 +10,7 @@ from dsrun.doctor.job.settings import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.errors import DsrunError, MissingError, UsageError
+from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -107,21 +108,13 @@ def look_at_tools(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
     aio = "async_io" in ops_of(target)
     if machine.packages.torch is None or not (ops or aio):
         return
-    found = []
-    if ops and not _ninja(machine):
-        found.append(finding_of("build_tools_ninja", ops=", ".join(ops)))
     header = "async_io" in ops
-    if aio and not _has_aio(machine, header=header):
-        install = way_to_install("libaio", environ=machine.environ)
-        found.append(finding_of("build_tools_libaio.header" if header else "build_tools_libaio", fix=install))
-    yield from found
-    if not found:
-        yield finding_of("build_tools_compiles", ops=", ".join(ops)) if ops else finding_of("build_tools")
-
-
-def _ninja(machine: MachineFacts) -> bool:
-    own = Path(sys.executable).parent
-    return bool(shutil.which("ninja", path=f"{own}:{machine.environ.get('PATH', '')}"))
+    has_ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{machine.environ.get('PATH', '')}")
+    names = {"ops": ", ".join(ops), "has_ninja": has_ninja, "header": header, "environ": machine.environ}
+    lacks_aio = aio and not _has_aio(machine, header=header)
+    found = findings_where(__file__, "tools", lacks_aio=lacks_aio, way_to_install=way_to_install, **names)
+    ready = finding_of("build_tools_compiles", ops=", ".join(ops)) if ops else finding_of("build_tools")
+    yield from list(found) or [ready]
 
 
 def _has_aio(machine: MachineFacts, *, header: bool) -> bool:

@@ -1,10 +1,13 @@
 """torch against the driver and the GPUs, and the operations of the installed DeepSpeed against the GPUs."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.machine.gpus import LocalGpu
@@ -18,34 +21,11 @@ _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
 
 def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
-    """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
-    torch, driver = machine.packages.torch, machine.driver
-    here = target.runs_on(machine)
-    if torch is None:
-        if machine.packages.folder("torch"):
-            yield finding_of("torch_driver_broken")
-        else:
-            yield finding_of("torch_driver_missing", level="error" if target.recipe and here else "warning")
-    elif driver is None:
-        if not _has_nvidia_gpu(machine):
-            yield finding_of("torch_driver.cpu" if here else "torch_driver.elsewhere", version=torch.version)
-    elif torch.cuda is None and torch.hip:
-        install = _from_index(driver.cuda)
-        yield finding_of("torch_driver_cpu_build.rocm", version=torch.version, rocm=torch.hip, fix=install)
-    elif torch.cuda is None:
-        yield finding_of("torch_driver_cpu_build", version=torch.version, fix=_from_index(driver.cuda))
-    elif driver.cuda is not None:
-        yield _against_driver(torch.version, minor_release(torch.cuda), driver.version, driver.cuda, machine.gpus)
-
-
-def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[LocalGpu]) -> Finding:
-    """A torch of CUDA `ours` with a driver for `cuda`."""
-    if capability(ours)[0] > capability(cuda)[0]:
-        install = _from_index(cuda)
-        return finding_of("torch_driver_old", version=version, needed=ours, driver=driver, cuda=cuda, install=install)
-    if capability(ours) > capability(cuda):
-        return finding_of("torch_driver_minor", version=version, built=ours, driver=driver, cuda=cuda)
-    return finding_of("torch_driver", version=version, driver=driver, cuda=cuda, seen=_counted(gpus))
+    here, is_there = target.runs_on(machine), bool(machine.packages.folder("torch"))
+    names: dict[str, Any] = {each.__name__: each for each in (capability, minor_release)}
+    names |= {"from_index": _from_index, "has_gpu": partial(_has_nvidia_gpu, machine), "is_there": is_there}
+    names |= {"torch": machine.packages.torch, "driver": machine.driver, "recipe": target.recipe, "here": here}
+    yield from first_where(__file__, "driver", seen=_counted(machine.gpus), **names)
 
 
 def _has_nvidia_gpu(machine: MachineFacts) -> bool:

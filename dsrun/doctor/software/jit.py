@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
+from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.build_locks import abandoned, build_locks, build_root
@@ -34,24 +35,13 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         for lock, state in left.items():
             yield finding_of("jit_cache_lock", lock=lock, age=duration(state.age_s(machine.now())))
     base = nearest_existing(own)
-    if not os.access(base, os.W_OK | os.X_OK):
-        yield finding_of("jit_cache_unwritable", folder=folder, base=base)
     mount = machine.mount(base)
-    if mount and mount.shared:
-        ops = ", ".join(compiled_at_start(machine, target, cuda=False))
-        kind, export = mount.kind, text_of("jit_cache_unwritable.fix")
-        if ops:
-            yield finding_of("jit_cache_network.ops", folder=folder, kind=kind, ops=ops, export=export)
-        else:
-            yield finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
-    triton = Path(
-        machine.environ.get("TRITON_CACHE_DIR") or Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
-    )
-    triton_mount = machine.mount(nearest_existing(triton)) if machine.gpus else None
-    if triton_mount and triton_mount.shared:
-        yield finding_of("jit_cache_triton", folder=_shown(triton), kind=triton_mount.kind)
-    if mount and not mount.shared and "noexec" in mount.options:
-        yield finding_of("jit_cache_noexec", folder=folder)
+    ops = ", ".join(compiled_at_start(machine, target, cuda=False)) if mount and mount.shared else ""
+    home = Path(machine.environ.get("HOME", "~")).expanduser()
+    triton = Path(machine.environ.get("TRITON_CACHE_DIR") or home / ".triton")
+    of_triton = machine.mount(nearest_existing(triton)) if machine.gpus else None
+    names = {"base": base, "writable": os.access(base, os.W_OK | os.X_OK), "mount": mount, "triton": _shown(triton)}
+    yield from findings_where(__file__, "cache", folder=folder, ops=ops, triton_mount=of_triton, **names)
 
 
 def _own(machine: MachineFacts) -> Path:

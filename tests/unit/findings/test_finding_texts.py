@@ -30,6 +30,10 @@ def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
                 given = None if None in names else {name for name in names if name}
                 for key in literal_keys(node.args[0]):
                     yield f"{module.relative_to(PACKAGE)}:{node.lineno}", function, key, given
+    for file, row in condition_rows():
+        # The other words of its texts are names that the caller gives.
+        words = {found[1] for text in texts("finding_of", row["key"]) for found in PLACEHOLDER.finditer(text)}
+        yield file, "finding_of", row["key"], words | set(row.get("values", {}))
     for check in lint_checks():
         yield "zero/lint/checks.toml", "add", check["key"], set(check.get("values", {}))
         for expression in expressions(check):
@@ -37,6 +41,13 @@ def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text_of":
                     for key in literal_keys(node.args[0]):
                         yield "zero/lint/checks.toml", "text_of", key, {each.arg or "" for each in node.keywords}
+
+
+def condition_rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of every conditions.toml (dsrun/findings/conditions.py)."""
+    for file in sorted(PACKAGE.rglob("conditions.toml")):
+        for rows in read_toml(file).values():
+            yield from ((file.relative_to(PACKAGE).as_posix(), row) for row in rows if isinstance(rows, list))
 
 
 def lint_checks() -> Iterator[dict[str, Any]]:
@@ -116,6 +127,7 @@ def test_every_text_is_used():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text_table":
                 dynamic.update(f"{key}." for key in literal_keys(node.args[0]))
 
+    strings |= {row["key"] for _, row in condition_rows()}
     for check in lint_checks():
         nodes = [node for expression in expressions(check) for node in ast.walk(expression)]
         strings |= {check["key"], *(node.value for node in nodes if isinstance(node, ast.Constant))}
