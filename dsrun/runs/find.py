@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.errors import UsageError
 from dsrun.events import kind_of
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
+from dsrun.refusals import Refusals
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import LOCK_TRIES, is_in_use, last_holder
 from dsrun.runs.node_status import FOLDER as STATUS
@@ -36,11 +36,9 @@ def refuse_without_run(path: Path) -> None:
     """Raise UsageError unless a run has at least begun to start in `path`."""
     if not is_run(path):
         what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
-        below = " ".join(map(str, runs_below(path)[:3]))
-        fix = "give the --output of a dsrun train or launch"
-        if "*" in path.name:
-            fix = "leave out the quotes: the shell fills in *"
-        raise UsageError(f"{path} {what}", fix=f"name a run in it: {below}" if below else fix)
+        Refusals(__file__, "refusals.toml").check(
+            "no_run", path=path, what=what, below=" ".join(map(str, runs_below(path)[:3]))
+        )
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError
+from dsrun.refusals import Refusals
 from dsrun.runs.lock import SUPERVISOR_LOCK, TRAINER_LOCK, RunLock, in_use, is_in_use, trainer_of
 from dsrun.system import variables
 from dsrun.system.files import nearest_existing
 
+_REFUSALS = Refusals(__file__, "refusals.toml")
 # The names that `RunFolder.checkpoint` gives; a checkpoint-0030 is somebody's copy, and would not be found by its step.
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What a run leaves when it dies before run.json is written, and what a batch system puts there before it starts.
@@ -84,8 +86,7 @@ class RunFolder:
         """An existing run folder, for reading. Raises UsageError when `path` is none."""
         folder = cls(Path(path))
         if not folder.run_json.is_file():
-            what = "has no run.json" if folder.path.is_dir() else "does not exist"
-            raise UsageError(f"{folder.path} is not a run folder: it {what}", fix="give the --output of a dsrun train")
+            raise _REFUSALS.error("folder.no_run_json" if folder.path.is_dir() else "folder.missing", path=folder.path)
         return folder
 
     def checkpoint(self, step: int) -> Path:
@@ -140,14 +141,10 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     no run folder, which `force` allows.
     """
     try:
-        is_file = path.exists() and not path.is_dir()
+        base = nearest_existing(path)
+        _REFUSALS.check("unfit", path=path, base=base)
     except OSError as error:  # a name too long for the file system
         raise _cannot_write(path, error.strerror) from error
-    if is_file:
-        raise UsageError(f"output {path} is a file", fix="give a folder as --output")
-    base = nearest_existing(path)
-    if not base.is_dir():
-        raise UsageError(f"output {path} lies below the file {base}", fix="give a folder as --output")
     if (root := base.resolve().parts[1:2]) and root[0] in ("proc", "sys"):  # whose folders root may write to, it seems
         raise _cannot_write(path, f"/{root[0]} is the kernel's, not a disk")
     # On another disk, as a link, or left by another user.
@@ -160,13 +157,8 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
         raise in_use(path, holder)
     if path.is_dir() and not force and not RunFolder(path).run_json.is_file():
         foreign = sorted(entry.name for entry in path.iterdir() if not _OWN.fullmatch(entry.name))
-        if foreign:
-            raise UsageError(
-                f"output folder {path} is not a run folder and contains {', '.join(foreign[:3])}"
-                + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
-                fix="choose another --output, or --force to write into it",
-            )
+        _REFUSALS.check("foreign", path=path, names=", ".join(foreign[:3]), more=len(foreign) - 3)
 
 
-def _cannot_write(path: Path, why: str | None) -> UsageError:
-    return UsageError(f"cannot write to output folder {path}: {why}", fix="choose another --output")
+def _cannot_write(path: Path, why: str | None) -> DsrunError:
+    return _REFUSALS.error("folder.unwritable", path=path, why=why)

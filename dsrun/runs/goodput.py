@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from dsrun.datafiles import toml_beside
 from dsrun.events import kind_of
 from dsrun.runs.records import finite, seconds_of, whole
 from dsrun.system.terminal.display import duration
@@ -197,15 +198,7 @@ def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
     return max(0, round(taken))
 
 
-LABELS: Mapping[TimeSpent, str] = {
-    "training": "training",
-    "restart": "starting",
-    "lost": "lost work",
-    "saving": "saving",
-    "evaluating": "evaluating",
-    "queued": "in the queue",
-    "idle": "idle",
-}
+LABELS: Mapping[TimeSpent, str] = toml_beside(__file__)["labels"]
 """What each use of time is called, in the order in which they are told."""
 
 

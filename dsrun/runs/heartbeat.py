@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from dsrun.datafiles import toml_beside
 from dsrun.system import variables
 from dsrun.system.files import parse_json
 from dsrun.system.terminal.stderr import say
@@ -23,19 +24,7 @@ RankPhase = Literal[
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
-_WORDS: Mapping[RankPhase, str] = {
-    "starting": "starting the ranks",
-    "loading": "loading the model",
-    "tokenising": "preparing the data",
-    "training": "training",
-    "evaluating": "evaluating",
-    "generating": "generating texts",
-    "saving": "saving a checkpoint",
-    "exporting": "saving the model",
-    "ending": "finishing the run",
-    "leaving": "ending the ranks",
-    "running": "",  # what it does is its own affair
-}
+_WORDS: Mapping[RankPhase, str] = toml_beside(__file__)["words"]
 STALL_TIMES = 5.0
 """A single step stalled that took so many times the usual own time, and so many seconds longer."""
 STALL_S = 2.0

@@ -71,14 +71,8 @@ def write_manifest(
     # Every folder, as one may hold nothing but folders.
     for folder in (checkpoint, *(path for path in sorted(checkpoint.rglob("*")) if path.is_dir())):
         fsync_folder(folder)
-    content = plain(
-        {
-            "version": MANIFEST_VERSION,
-            "time": utc_now(),
-            "files": {name: files[name] for name in sorted(files)},
-            "extra": dict(extra),
-        }
-    )
+    listed = {name: files[name] for name in sorted(files)}
+    content = plain({"version": MANIFEST_VERSION, "time": utc_now(), "files": listed, "extra": dict(extra)})
     write_json_atomic(checkpoint / MANIFEST, {**content, "crc32": _own_sum(content)})
     return checkpoint / MANIFEST
 
@@ -93,12 +87,8 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
             str(name): {"size": int(entry["size"]), "crc32": str(entry["crc32"])}
             for name, entry in manifest["files"].items()
         }
-        return {
-            "version": int(manifest["version"]),
-            "time": str(manifest["time"]),
-            "files": files,
-            "extra": dict(manifest.get("extra", {})),
-        }
+        version, time, extra = int(manifest["version"]), str(manifest["time"]), dict(manifest.get("extra", {}))
+        return {"version": version, "time": time, "files": files, "extra": extra}
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return None
 

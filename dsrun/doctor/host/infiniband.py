@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
+from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
@@ -16,10 +16,10 @@ FOLDER = "/sys/class/infiniband"
 IB = "InfiniBand"
 
 
-@dataclass(frozen=True, kw_only=True)
-class InfinibandPort:
-    """One port: `state` ("ACTIVE", "DOWN", "INIT"), `physical` ("LinkUp", "Polling", "Disabled"), the rate in Gb/s."""
+class InfinibandPort(NamedTuple):
+    """One port of a device: `state` ("ACTIVE", "DOWN", "INIT"), `physical` ("LinkUp", "Polling", "Disabled"), Gb/s."""
 
+    device: str
     name: str
     state: str
     physical: str
@@ -29,21 +29,16 @@ class InfinibandPort:
 
 
 def ports(machine: MachineFacts) -> list[InfinibandPort]:
-    folder = machine.path(FOLDER)
     found = []
-    for port in sorted(folder.glob("*/ports/*")):
-        base = f"{FOLDER}/{port.parent.parent.name}/ports/{port.name}"
+    for port in sorted(machine.path(FOLDER).glob("*/ports/*")):
+        device, base = port.parent.parent.name, f"{FOLDER}/{port.parent.parent.name}/ports/{port.name}"
+        state, physical = (_word(machine.text(f"{base}/{name}")) for name in ("state", "phys_state"))
         rate = re.match(r"[\d.]+", machine.text(f"{base}/rate") or "")
-        found.append(
-            InfinibandPort(
-                name=f"{port.parent.parent.name}:{port.name}",
-                state=_word(machine.text(f"{base}/state")),
-                physical=_word(machine.text(f"{base}/phys_state")),
-                rate_gbps=float(rate[0]) if rate else 0.0,
-                layer=machine.text(f"{base}/link_layer") or IB,
-                counters=_counters(machine, base),
-            )
-        )
+        layer = machine.text(f"{base}/link_layer") or IB
+        texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
+        counters = {name: int(text) for name, text in texts.items() if text.isdigit()}
+        name, gbps = f"{device}:{port.name}", float(rate[0]) if rate else 0.0
+        found.append(InfinibandPort(device, name, state, physical, gbps, layer, counters))
     return found
 
 
@@ -64,11 +59,6 @@ def _limits() -> dict[str, dict[str, Any]]:
     return dict(toml_beside(__file__)["counter"])
 
 
-def _counters(machine: MachineFacts, base: str) -> dict[str, int]:
-    texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
-    return {name: int(text) for name, text in texts.items() if text.isdigit()}
-
-
 def _chosen(machine: MachineFacts) -> list[InfinibandPort]:
     """The ports that NCCL_IB_HCA leaves, which names devices, with ports or without, "^" before those to leave out."""
     everyone = [] if machine.environ.get("NCCL_IB_DISABLE") == "1" else ports(machine)
@@ -79,8 +69,9 @@ def _chosen(machine: MachineFacts) -> list[InfinibandPort]:
     wanted = [each.strip() for each in names.lstrip("^=").split(",")]
 
     def is_named(port: InfinibandPort) -> bool:
-        device = port.name.partition(":")[0]
-        return any(port.name == each or (device == each if exact else device.startswith(each)) for each in wanted)
+        return port.name in wanted or any(
+            port.device == each if exact else port.device.startswith(each) for each in wanted
+        )
 
     return [each for each in everyone if is_named(each) != leaves_out]
 
@@ -103,12 +94,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 def _states(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
     active = [each for each in found if each.state == "ACTIVE"]
     for port in found:
-        if port.state in ("INIT", "ARMED"):
-            device = port.name.partition(":")[0]
-            yield finding_of("infiniband_no_subnet_manager", name=port.name, state=port.state, device=device)
-        # One of two ports of a card is often without a cable: only where all others of its kind are up is it a fault.
-        elif port.state == "DOWN" and port.physical != "Disabled" and len(active) >= max(2, len(found) - 1):
-            yield finding_of("infiniband_down.one", name=port.name, physical=port.physical, count=len(active))
+        yield from first_where(__file__, "port", port=port, active=len(active), count=len(found))
     if found and not active and not any(each.state in ("INIT", "ARMED") for each in found):
         yield finding_of("infiniband_down.all", names=", ".join(each.name for each in found))
 
@@ -136,5 +122,4 @@ def _errors(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
                 text_of("infiniband_errors.count", count=count, means=Message(_limits()[name]["means"]))
                 for name, count in high.items()
             ]
-            device = port.name.partition(":")[0]
-            yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=device)
+            yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=port.device)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.conditions import first_where
 from dsrun.findings.finding import Finding
@@ -14,15 +15,7 @@ from dsrun.messages import Message, joined
 from dsrun.models.folder import hub_home
 from dsrun.recipe.recipe import Recipe
 
-GATED = (
-    "meta-llama/",
-    "google/gemma",
-    "google/medgemma",
-    "google/paligemma",
-    "CohereLabs/",
-    "CohereForAI/",
-    "bigcode/starcoder",
-)
+GATED = tuple(toml_beside(__file__)["gated"])
 """Beginnings of models' names on the Hub whose licence must be accepted there first, by their model cards."""
 TIMEOUT_S = 1.0
 

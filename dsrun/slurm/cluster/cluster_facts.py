@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 # States and flags in which a node takes no job, as scontrol joins them with "+" (slurm.h, scontrol(1)).
 _UNUSABLE = frozenset(
@@ -111,8 +112,7 @@ class SlurmNode:
 NodeTest = Callable[[SlurmNode], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountAssociation:
+class AccountAssociation(NamedTuple):
     """That this user may use `account`, in `partition` only where one is given, with one of `qos`."""
 
     account: str
@@ -121,8 +121,7 @@ class AccountAssociation:
     default_qos: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class QosLimits:
+class QosLimits(NamedTuple):
     """A QOS: its longest time in seconds and most GPUs of one job, infinity for no limit."""
 
     name: str

@@ -42,19 +42,15 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
     config = slurm.run_tool(["scontrol", "show", "config"])
     with ThreadPoolExecutor() as pool:  # each of sacctmgr's answers takes a fifth of a second
         accounting = pool.submit(_accounting, settings(config)) if with_accounting else None
-        partitions = pool.submit(slurm.show, "partition", "--all")  # hidden ones too
-        nodes = pool.submit(slurm.show, "node", "--all", "--details")  # with GresUsed
-        reservations, licenses = pool.submit(_or_nothing, "reservation"), pool.submit(_or_nothing, "licenses")
-    return read_facts(
-        partitions=partitions.result(),
-        nodes=nodes.result(),
-        config=config,
-        accounting=accounting.result() if accounting else None,
-        user=slurm.user(),
-        groups=slurm.groups(),
-        reservations=reservations.result(),
-        licenses=licenses.result(),
-    )
+        queries = {
+            "partitions": pool.submit(slurm.show, "partition", "--all"),  # hidden ones too
+            "nodes": pool.submit(slurm.show, "node", "--all", "--details"),  # with GresUsed
+            "reservations": pool.submit(_or_nothing, "reservation"),
+            "licenses": pool.submit(_or_nothing, "licenses"),
+        }
+    texts = {name: query.result() for name, query in queries.items()}
+    known = accounting.result() if accounting else None
+    return read_facts(**texts, config=config, accounting=known, user=slurm.user(), groups=slurm.groups())
 
 
 def discover_if_any(notify: Callable[[str], None]) -> ClusterFacts | None:
@@ -93,20 +89,15 @@ def read_accounting(*, associations: str, qualities: str, enforced: str) -> User
     rows = _rows(associations, 5)
     return UserAccounts(
         associations=tuple(
-            AccountAssociation(
-                account=account,
-                partition=partition or None,
-                qos=tuple(word for word in qos.split(",") if word),
-                default_qos=default_qos or None,
-            )
+            AccountAssociation(account, partition or None, tuple(filter(None, qos.split(","))), default_qos or None)
             for _, account, partition, qos, default_qos in rows
         ),
         default_account=rows[0][0] or None if rows else None,
         qualities=tuple(
-            QosLimits(name=row[0], time_limit=notation.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
-            for row in _rows(qualities, 3)
+            QosLimits(name, notation.seconds(time) or NO_LIMIT, _gpu_limit(tres))
+            for name, time, tres in _rows(qualities, 3)
         ),
-        enforced=frozenset(word.strip() for word in enforced.split(",") if word.strip() not in ("", "none")),
+        enforced=frozenset(map(str.strip, enforced.split(","))) - {"", "none"},
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.system.slurm import jobs, value
@@ -14,7 +15,7 @@ FINAL = frozenset(
 )
 # A requeued job may show these for a moment before it is PENDING again.
 MAYBE_FINAL = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
-_EXIT = re.compile(r"(\d+):(\d+)")
+_FIELDS = {"reason": "Reason", "nodes": "NodeList", "elapsed": "RunTime"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +65,18 @@ def _status(record: dict[str, str]) -> JobStatus:
     if "ArrayJobId" in record:
         task = record["ArrayTaskId"]
         label = f"{record['ArrayJobId']}_{task if task.isdecimal() else f'[{task}]'}"
-    code = _EXIT.fullmatch(record.get("ExitCode", ""))
     restarts = record.get("Restarts", "")
+    shown: dict[str, Any] = {field: value(record, key) or "" for field, key in _FIELDS.items()}
     # The name of the log of tasks that have not started holds SLURM's word for "no number".
-    started = "[" not in label
-    return JobStatus(
-        label=label,
-        state=record.get("JobState", "UNKNOWN"),
-        reason=value(record, "Reason") or "",
-        nodes=value(record, "NodeList") or "",
-        elapsed=value(record, "RunTime") or "",
-        exit_code=int(code[1]) if code else 0,
-        signal=int(code[2]) if code else 0,
-        restarts=int(restarts) if restarts.isdecimal() else 0,
-        log=_log(record) if started else None,
-        user=_user(record),
-    )
+    log = _log(record) if "[" not in label else None
+    shown |= {"state": record.get("JobState", "UNKNOWN"), "restarts": int(restarts) if restarts.isdecimal() else 0}
+    return JobStatus(label=label, log=log, user=_user(record), **shown, **_exit(record.get("ExitCode", "")))
+
+
+def _exit(text: str) -> dict[str, Any]:
+    """The exit code and the signal of "1:9"."""
+    code = re.fullmatch(r"(\d+):(\d+)", text)
+    return {"exit_code": int(code[1]), "signal": int(code[2])} if code else {}
 
 
 def _user(record: dict[str, str]) -> str:
@@ -104,15 +101,9 @@ HISTORY_FIELDS = ("JobID", "State", "ExitCode", "NodeList", "Elapsed")
 def from_history(row: tuple[str, ...]) -> JobStatus:
     """The job in a row of sacct with the fields HISTORY_FIELDS; its state may read "CANCELLED by 1000"."""
     label, state, code, nodes, elapsed = row
-    found = _EXIT.fullmatch(code)
-    return JobStatus(
-        label=label,
-        state=(state.split() or ["UNKNOWN"])[0],
-        nodes="" if nodes == "None assigned" else nodes,
-        elapsed=elapsed,
-        exit_code=int(found[1]) if found else 0,
-        signal=int(found[2]) if found else 0,
-    )
+    state = (state.split() or ["UNKNOWN"])[0]
+    nodes = "" if nodes == "None assigned" else nodes
+    return JobStatus(label=label, state=state, nodes=nodes, elapsed=elapsed, **_exit(code))
 
 
 def explain_reason(reason: str) -> str | None:

@@ -166,14 +166,11 @@ def _files(spec: SlurmSpec, program: JobProgram, cwd: Path, *, on_cluster: bool)
         files.append(("--apptainer" if spec.apptainer else "--container-image", in_image))
     for flag, name in files:
         if not (cwd / name).exists():
-            yield _missing_file(flag, name, certain=on_cluster and not name.startswith("/"))
+            shown = name if name.isprintable() else repr(name)
+            if on_cluster and not name.startswith("/"):
+                yield finding_of("slurm_missing_file", where=flag.removeprefix("program"), file=shown)
+            else:
+                yield finding_of("slurm_missing_file.elsewhere", where=flag, file=shown)
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
         yield finding_of("slurm_missing_folder", where="--log", folder=folder)
-
-
-def _missing_file(where: str, name: str, *, certain: bool) -> Finding:
-    shown = name if name.isprintable() else repr(name)
-    if certain:
-        return finding_of("slurm_missing_file", where=where.removeprefix("program"), file=shown)
-    return finding_of("slurm_missing_file.elsewhere", where=where, file=shown)

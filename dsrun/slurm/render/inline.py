@@ -3,19 +3,14 @@
 import re
 from collections.abc import Mapping
 
+from dsrun.system.patterns import patterns_beside
+
 FUNCTIONS = "@functions@"
 """Stands in a script for the functions, until it is known what it calls."""
 # As slurm/*.bash write one, with the comment above it.
 _FUNCTION = re.compile(r"(?:^#.*\n)*^(?P<name>\w+)\(\) \{(?:.*\}|\n(?:.*\n)*?\})\n+", re.MULTILINE)
 _GUARDED = re.compile(r'^ *\[ -(?P<test>[nz]) "(?P<names>(?:\$\w+|\$\{\w+:-\})+)" \] \|\| .*\n', re.MULTILINE)
-# Variables that have one value from the beginning to the end of a job, and what in a script gives them one.
-_SET_BY = {
-    "trains": r"\btrains=yes\b",
-    "supervised": r"\bsupervised=yes\b",
-    "used_nodes": r"^used_nodes=",
-    "gpu_check": r"^gpu_check=",
-    "DSRUN_LOCAL": r"^stage_environment\b",
-}
+_SET_BY = patterns_beside(__file__, table="set_by", flags=re.MULTILINE)
 _COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
@@ -34,7 +29,7 @@ def _does_nothing(line: re.Match[str], script: str) -> bool:
     names = re.findall(r"\w+", line["names"].replace(":-", ""))
     if not _SET_BY.keys() >= {*names}:
         return False
-    are_set = [bool(re.search(_SET_BY[name], script, re.MULTILINE)) for name in names]
+    are_set = [bool(_SET_BY[name].search(script)) for name in names]
     return any(are_set) if line["test"] == "n" else not any(are_set)
 
 

@@ -51,12 +51,7 @@ _FUNCTIONS: Sequence[Callable[..., Any]] = (
 
 
 # bash, not HTML: the one filter that makes a value safe is q.
-_SYNTAX: dict[str, Any] = {
-    "trim_blocks": True,
-    "lstrip_blocks": True,
-    "keep_trailing_newline": True,
-    "autoescape": False,
-}
+_SYNTAX: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
 def template_file() -> Path:
@@ -135,7 +130,7 @@ def _compiled(text: str | None) -> "jinja2.Template":
     import jinja2
     from jinja2.bccache import bc_magic
 
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **_SYNTAX)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, **_SYNTAX)
     environment.filters["q"] = shell_quote
     if text is not None:
         return environment.from_string(text)

@@ -10,9 +10,10 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from dsrun.datafiles import evaluate, toml_beside
+from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError, nearest
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.conditions import first_where
+from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.program import JobProgram
 from dsrun.messages import joined, suggestion
@@ -44,7 +45,7 @@ def missing_program(spec: SlurmSpec, program: JobProgram, cwd: Path, environ: Ma
 
 
 def _not_executable(name: str, cwd: Path) -> Iterator[Finding]:
-    """Of a file that is there; an absolute path may be another file on the nodes."""
+    """Of a file that is there."""
     file = cwd / name
     if not file.exists():
         return
@@ -52,12 +53,8 @@ def _not_executable(name: str, cwd: Path) -> Iterator[Finding]:
     with suppress(OSError), file.open("rb") as opened:  # a folder; and a program need not be readable
         first = opened.readline(_LONGEST_LINE)
     called = Path(os.fsdecode(first[2:].split(b" ")[0]).strip()) if first.startswith(b"#!/") else file
-    names = {"file": file, "first": first, "called": called, "may": os.access(file, os.X_OK)}
-    for code, when in toml_beside(__file__)["executable"].items():
-        if evaluate(when, names):
-            level: Level = "warning" if name.startswith("/") or code.endswith("interpreter") else "error"
-            yield finding_of(code, level=level, file=name, interpreter=called)
-            return
+    may = os.access(file, os.X_OK)
+    yield from first_where(__file__, "executable", name=name, path=file, first=first, called=called, may=may)
 
 
 def _not_on_path(name: str, spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -65,11 +65,8 @@ def shell_quote(value: object) -> str:
     if "\0" in text:
         raise UsageError(f"{text!r} contains a NUL character, which no argument can")
     if _ESCAPED.search(text):
-        return (
-            "$'"
-            + re.sub(r"[\\'\x01-\x1f\x7f]", lambda found: _NAMED.get(found[0], f"\\x{ord(found[0]):02x}"), text)
-            + "'"
-        )
+        escaped = re.sub(r"[\\'\x01-\x1f\x7f]", lambda found: _NAMED.get(found[0], f"\\x{ord(found[0]):02x}"), text)
+        return f"$'{escaped}'"
     # NAME==x would be right, and would look like a comparison.
     return f"'{text}'" if text.startswith("=") and "'" not in text else shlex.quote(text)
 
@@ -101,6 +98,7 @@ _TIME = re.compile(
     r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))",
     re.ASCII,
 )
+_UNITS = {"days": 86400, "hours": 3600, "h": 3600, "minutes": 60, "m": 60, "only": 60, "seconds": 1, "s": 1}
 UNLIMITED = ("unlimited", "infinite", "-1")
 
 
@@ -119,16 +117,7 @@ def time_limit(text: str) -> int | None:
     if text.lower() in UNLIMITED:
         return 0
     match = _TIME.fullmatch(text)
-    if not match:
-        return None
-    part = {name: int(value or 0) for name, value in match.groupdict().items()}
-    return (
-        part["days"] * 86400
-        + (part["hours"] + part["h"]) * 3600
-        + (part["minutes"] + part["m"] + part["only"]) * 60
-        + part["seconds"]
-        + part["s"]
-    )
+    return sum(_UNITS[name] * int(value or 0) for name, value in match.groupdict().items()) if match else None
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtp]?)b?", re.IGNORECASE)

@@ -28,7 +28,11 @@ RESERVED_OPTIONS: Mapping[str, str] = toml_beside(__file__, "reserved.toml")
 
 def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
     """Raise UsageError for the first invalid value, whatever the cluster; `where` is the place of each field."""
-    _refuse_secrets(spec, where)
+    for name in options():
+        # First of all, as what is wrong with a value names the value. --env and --notify have refusals of their own.
+        if name not in ("env", "notify") and holds_secret(getattr(spec, name)):
+            message = "a token or password is in it, and everybody can read a job's script"
+            raise UsageError(f"{where[name]}: {message}", fix="remove it")
     for name, each in options().items():
         value = getattr(spec, name)
         if each.metadata.get("sbatch") and isinstance(value, str):
@@ -38,14 +42,6 @@ def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         raise UsageError(f"{where[name]}: {message}", fix=fix)
     for entry in spec.sbatch:
         sbatch_entry(entry, where["sbatch"])
-
-
-def _refuse_secrets(spec: SlurmSpec, where: Mapping[str, str]) -> None:
-    """First of all, as what is wrong with a value names the value. --env and --notify have refusals of their own."""
-    for name in options():
-        if name not in ("env", "notify") and holds_secret(getattr(spec, name)):
-            message = "a token or password is in it, and everybody can read a job's script"
-            raise UsageError(f"{where[name]}: {message}", fix="remove it")
 
 
 def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
