@@ -205,14 +205,9 @@ def judged(log: ScannedLog, *, exit_code: int | None = None) -> list[JudgedHit]:
     over = {id(hit) for hit in hits if survived(hit, scan, exit_code)}
     last = max((hit.attempts for hit in hits if id(hit) not in over), default=0)
     # A rule that knows the same line tells more.
-    known = {
-        hit.line
-        for hit in hits
-        if hit.sign.weight not in (UNKNOWN, "exit") and not hit.sign.own and id(hit) not in over
-    }
-    named = {
-        hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own and id(hit) not in over
-    }
+    weights = [(hit.line, hit.sign.weight) for hit in hits if not hit.sign.own and id(hit) not in over]
+    known = {line for line, weight in weights if weight not in (UNKNOWN, "exit")}
+    named = {line for line, weight in weights if weight in ("root", "general")}
 
     def standing_of(hit: LogHit) -> HitStanding:
         if id(hit) in over:

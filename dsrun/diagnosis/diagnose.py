@@ -113,14 +113,10 @@ def _of_all(found: Mapping[str, Sequence[Diagnosis]], name: str) -> Diagnosis:
     """The first diagnosis of log `name`, with the rank that the other logs or its own name tell."""
     why = found[name][0]
     if why.cause.code == "nccl_timeout":
-        texts = [line for several in found.values() for each in several for line in _named(each)]
-        return replace(why, rank=rank_behind(texts))
+        told = (each for several in found.values() for each in several if each.cause.code == "nccl_timeout")
+        return replace(why, rank=rank_behind([line for each in told for line in each.lines]))
     rank_log = RANK_LOG.fullmatch(Path(name).name)
     return replace(why, rank=int(rank_log[1])) if why.rank is None and rank_log else why
-
-
-def _named(why: Diagnosis) -> Sequence[str]:
-    return why.lines if why.cause.code == "nccl_timeout" else ()
 
 
 def _over(scanned: Mapping[str, ScannedLog], own: bool) -> tuple[Finding, ...]:

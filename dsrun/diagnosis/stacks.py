@@ -117,12 +117,9 @@ def _operation(frames: Sequence[StackFrame]) -> str:
 def _site(frames: Sequence[StackFrame]) -> str:
     """The innermost line of the program itself, else of whichever library: "step (train.py:12)"."""
     calls = [frame for frame in frames if not _PASSES_ON.search(frame.file)] or frames
-    frame = next((frame for frame in calls if not _is_library(frame.file)), calls[0])
+    own = (each for each in calls if each.file.partition("/")[0].removesuffix(".py") not in _LIBRARIES)
+    frame = next((each for each in own if not _LIBRARY.search(each.file)), calls[0])
     return f"{frame.function} ({'/'.join(frame.file.split('/')[-2:])}:{frame.line})"
-
-
-def _is_library(file: str) -> bool:
-    return bool(_LIBRARY.search(file)) or file.partition("/")[0].removesuffix(".py") in _LIBRARIES
 
 
 def _kernel_wait(process: str) -> tuple[StackKind, str] | None:

@@ -53,7 +53,7 @@ def read_log(log: Path | bytes, name: str) -> Iterator[tuple[bytes, int]]:
     with ExitStack() as stack:
         try:
             stream = stack.enter_context(log.open("rb") if isinstance(log, Path) else io.BytesIO(log))
-            chunks = _decoded(_checked(_unpacked(stream, name, stack), name))
+            chunks = _text(_unpacked(stream, name, stack), name)
             yield from _with_lookahead(map(_from_gbk, _whole_lines(chunks)))
         except _DAMAGE as error:
             raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -134,17 +134,12 @@ def _chunks(stream: Any) -> Iterator[bytes]:
         yield data
 
 
-def _checked(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+def _text(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The chunks in UTF-8. Raises NotText, with `name`, where they are none."""
     first = next(chunks, b"")
     if is_binary(first):
         raise NotText(f"{name} is not text", fix="give a log")
-    return chain([first], chunks)
-
-
-def _decoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    first = next(chunks, b"")
-    encoding = _utf16(first)
-    rest = chain([first], chunks)
+    rest, encoding = chain([first], chunks), _utf16(first)
     if encoding is None:
         return rest
     return (text.encode(errors="replace") for text in codecs.iterdecode(rest, encoding, errors="replace"))

@@ -111,17 +111,15 @@ def excerpt_around(tail: bytes, last: int, told: Sequence[int], records: Sequenc
     first = told[0]
     above = (number for number in range(first - 1, max(first - _CALL_ABOVE, 0), -1))
     calls = [number for number in above if _FRAME.match(lines.get(number, ""))][:1]
-    below = [number for number in (first + 1, first + 2) if _goes_on(lines.get(number, ""))]
+    # A line below an exception may belong to its message.
+    below = [
+        number for number in (first + 1, first + 2) if (text := lines.get(number, "")).strip() and not _NEW.match(text)
+    ]
     telling = (record for record in records if record.kind != "effect")
     weighty = sorted(telling, key=lambda record: (_ORDER.index(record.kind), -record.line))
     wanted = [first, *below, *calls, *told[1:], *(record.line for record in weighty)]
     found = [number for number in dict.fromkeys(wanted) if lines.get(number, "").strip()]
     return {number: lines[number].strip().rpartition("\r")[2][:_WIDTH] for number in sorted(found[:SHOWN_LINES])}
-
-
-def _goes_on(text: str) -> bool:
-    """Whether a line below an exception may belong to its message."""
-    return bool(text.strip()) and not _NEW.match(text)
 
 
 def _parts(lines: Sequence[str], first: int) -> Iterator[tuple[int, str]]:

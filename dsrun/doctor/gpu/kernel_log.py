@@ -41,26 +41,18 @@ class XidEvent(NamedTuple):
     line: str
 
 
-class XidMeaning(NamedTuple):
-    """How bad an Xid is, what it means, and what to do."""
-
-    level: Level
-    means: str
-    fix: str
-
-
 @cache
 def _facts() -> dict[str, Any]:
     return toml_beside(__file__, "xids.toml")
 
 
-def meaning(number: int) -> XidMeaning:
-    """What an Xid means; one that the table has not is a warning."""
+def meaning(number: int) -> tuple[Level, Message, Message]:
+    """How bad an Xid is, what it means, and what to do; one that the table has not is a warning."""
     facts = _facts()
     row = facts["xid"].get(str(number))
     if row is None:
-        return XidMeaning("warning", text_of("xid.unknown"), text_of("xid.look_up"))
-    return XidMeaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
+        return "warning", text_of("xid.unknown"), text_of("xid.look_up")
+    return row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]])
 
 
 def kernel_lines(machine: MachineFacts) -> list[str]:
@@ -134,13 +126,13 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 
 
 def _finding(last: XidEvent, gpu: str, count: int, age: float) -> Finding:
-    known = meaning(last.number)
-    level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
-    values = {"gpu": gpu, "number": last.number, "means": known.means, "count": count, "age": _ago(age)}
+    level, means, fix = meaning(last.number)
+    level = "warning" if level == "error" and age > RECENT_S else level
+    values = {"gpu": gpu, "number": last.number, "means": means, "count": count, "age": _ago(age)}
     message = text_of("xid.several" if count > 1 else "xid.once", **values)
     if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
         message = text_of("xid.line", what=message, line=last.line)
-    return Finding(level=level, code=f"xid_{last.number}", message=message, fix=known.fix)
+    return Finding(level=level, code=f"xid_{last.number}", message=message, fix=fix)
 
 
 def _ago(seconds: float) -> Message:

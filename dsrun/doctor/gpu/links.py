@@ -24,17 +24,16 @@ def look_at_nvlink(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
     gpus = [each for each in usable(machine) if each.nvlinks]
     joined = [each for each in gpus if any(each.nvlinks)]
     most = {gpu.name: max(sum(each.nvlinks) for each in gpus if each.name == gpu.name) for gpu in joined}
-    problems = [_fewer(gpu, most[gpu.name]) for gpu in gpus if sum(gpu.nvlinks) < most.get(gpu.name, 0)]
+    problems = []
+    for gpu in gpus:
+        if (links := sum(gpu.nvlinks)) < most.get(gpu.name, 0):
+            down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
+            problems.append(finding_of("nvlink_down.fewer", gpu=gpu, links=links, most=most[gpu.name], down=down))
     if not joined and len(gpus) > 1 and all("SXM" in each.name for each in gpus):
         problems.append(finding_of("nvlink_down", gpus=of_gpus(gpus)))
     yield from problems
     if joined and not problems:
         yield finding_of("nvlink", links=max(most.values()), gpus=counted(len(joined), "GPU"))
-
-
-def _fewer(gpu: GpuState, most: int) -> Finding:
-    down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
-    return finding_of("nvlink_down.fewer", gpu=gpu, links=sum(gpu.nvlinks), most=most, down=down)
 
 
 def look_at_peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -57,16 +56,11 @@ def look_at_peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Findi
 
 def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
     row = toml_beside(__file__, "peer_states.toml")["state"].get(str(state), {})
-    one, other = pairs[0]
-    values: dict[str, Any] = {
-        "one": one.index,
-        "other": other.index,
-        "more": len(pairs) - 1,
-        "means": Message(row["means"]) if row else text_of("peer_access_blocked.state", state=state),
-        "level": row.get("level"),
-        "fix": Message(row["fix"]) if row else None,
-    }
-    return finding_of("peer_access_blocked.several" if len(pairs) > 1 else "peer_access_blocked", **values)
+    means = Message(row["means"]) if row else text_of("peer_access_blocked.state", state=state)
+    (one, other), *others = pairs
+    values: dict[str, Any] = {"one": one.index, "other": other.index, "more": len(others), "means": means}
+    key = "peer_access_blocked.several" if len(pairs) > 1 else "peer_access_blocked"
+    return finding_of(key, level=row.get("level"), fix=Message(row["fix"]) if row else None, **values)
 
 
 def _bounced(machine: MachineFacts, gpus: Sequence[GpuState]) -> Finding | None:

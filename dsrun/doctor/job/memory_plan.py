@@ -1,8 +1,10 @@
 """A job as the memory planner takes it, and what its plan says of host memory and checkpoints."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dsrun.datafiles import evaluate as evaluated
+from dsrun.datafiles import toml_beside
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.job.settings import config_of
@@ -15,7 +17,6 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
 from dsrun.zero.generate.presets import USUAL_MEMORY_GIB
-from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
@@ -24,7 +25,6 @@ from dsrun.zero.memory.plan_request import (
     USUAL_LENGTH,
     GpuCluster,
     PlanRequest,
-    PlanSwitch,
     attention_of,
     cluster,
     default_precision,
@@ -55,22 +55,10 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     micro = spec.micro_batch_size or hf.get("per_device_train_batch_size")
     if micro is None and spec.zero != "auto":
         micro = batch_of(recipe, here.world).micro_batch
-    request = PlanRequest(
-        model=model,
-        cluster=here,
-        length=_length(recipe, model, usual),
-        source_length=spec.max_source_length or spec.max_length or usual,
-        global_batch=spec.global_batch_size,
-        lora=spec.lora,
-        precision=default_precision(asked, model, here),
-        checkpointing=_recomputation(recipe),
-        optimizer=str(hf.get("optim") or DEFAULT),
-        weights=2 if spec.weights_dtype in ("bfloat16", "float16") else FP32,
-        micro_batch=micro,
-        attention=attention_of(spec.attn_implementation),
-        chunked_loss=bool(hf.get("use_liger_kernel")) and not model.seq2seq,
-        beside=beside,
-    )
+    names: dict[str, Any] = {each.__name__: each for each in (attention_of, bool, default_precision, str)}
+    names |= {"DEFAULT": DEFAULT, "DEFAULT_TARGET": DEFAULT_TARGET, "FP32": FP32, "asked": asked, "usual": usual}
+    names |= {"spec": spec, "hf": hf, "model": model, "cluster": here, "micro_batch": micro, "beside": beside}
+    request = PlanRequest(**{name: evaluated(value, names) for name, value in toml_beside(__file__)["request"].items()})
     own = config_of(target) if hf.get("deepspeed") else None
     if own is not None:
         return replace(with_deepspeed(request, own, "the DeepSpeed JSON", given={}), micro_batch=micro)
@@ -83,20 +71,6 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
 def _place(stage: int, recipe: Recipe) -> StateOffload:
     """Where the optimizer states are, for the job's --offload."""
     return next(each for each in PLACES[stage] if is_place(stage, each, recipe.spec.offload))
-
-
-def _length(recipe: Recipe, model: ModelShapes, usual: int) -> int:
-    spec = recipe.spec
-    if model.seq2seq:
-        return spec.max_target_length or DEFAULT_TARGET
-    return spec.block_size or spec.max_length or usual
-
-
-def _recomputation(recipe: Recipe) -> PlanSwitch:
-    given = recipe.hf.get("gradient_checkpointing")
-    if given is None and recipe.spec.zero == "auto":
-        return "auto"
-    return "on" if given else "off"
 
 
 class MemoryNeeds(NamedTuple):

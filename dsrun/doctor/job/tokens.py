@@ -23,7 +23,9 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     spec = target.recipe.spec if target.recipe else None
     if spec is None or not spec.model:
         return
-    folder = _folder(stored_name(spec.tokenizer or spec.model, spec, machine.environ), machine)
+    name = stored_name(spec.tokenizer or spec.model, spec, machine.environ)
+    path = Path(name).expanduser()
+    folder = path if path.is_dir() else cached_snapshot(name, hub_cache(machine.environ))
     try:
         config = find(stored_name(spec.model, spec, machine.environ), machine.environ).config
     except DsrunError:
@@ -50,11 +52,6 @@ def _summary(largest: int | None, rows: int | None, pad: str, end: str) -> str:
         text_of("tokenizer.pads" if pad else "tokenizer.end_pads", token=pad or end),
     ]
     return joined(", ", parts)
-
-
-def _folder(name: str, machine: MachineFacts) -> Path | None:
-    path = Path(name).expanduser()
-    return path if path.is_dir() else cached_snapshot(name, hub_cache(machine.environ))
 
 
 def _text(token: Any) -> str:
