@@ -13,7 +13,6 @@ from dsrun.messages import Message, joined
 from dsrun.system.terminal.display import cells, counted, padded
 from dsrun.system.terminal.layout import NARROWEST, fitted
 
-_BAD: dict[CheckStatus, str] = {"warn": "warning", "fail": "failure"}
 _COUNTED: dict[CheckStatus, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 
 
@@ -64,9 +63,12 @@ def _row(status: CheckStatus, title: str, found: Finding, columns: int | None) -
 def summary(results: Sequence[CheckResult], *, every: bool) -> Message:
     """The totals in words."""
     counts = Counter(each.status for each in results)
-    parts = [text_of("check_total.passed", number=counts["pass"])]
-    parts += [counted(counts[kind], word) for kind, word in _BAD.items() if counts[kind]]
-    parts += [text_of("check_total.open", number=counts["open"])] if counts["open"] else []
+    parts = [
+        text_of("check_total.passed", number=counts["pass"]),
+        *([counted(counts["warn"], "warning")] if counts["warn"] else []),
+        *([counted(counts["fail"], "failure")] if counts["fail"] else []),
+        *([text_of("check_total.open", number=counts["open"])] if counts["open"] else []),
+    ]
     text = joined(", ", parts)
     if counts["skip"]:
         skipped = text_of("check_total.not_needed", checks=counted(counts["skip"], "check"))

@@ -13,9 +13,8 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of, text_table
 from dsrun.messages import PLACEHOLDER
-from dsrun.system.terminal.display import counted
 
-_FUNCTIONS = {"counted": counted, "int": int, "len": len, "text_of": text_of}
+_FUNCTIONS = {"int": int, "len": len, "text_of": text_of}
 
 
 def findings_where(module: str, group: str, /, **names: Any) -> Iterator[Finding]:

@@ -78,8 +78,12 @@ def finding_lines(findings: Iterable[Finding], *, places: bool = True, width: in
 def total_line(name: str, findings: Iterable[Finding]) -> str:
     """How many findings of each level there are about `name`."""
     counts = Counter(each.level for each in findings)
-    words = ("error", "warning", "remark")
-    parts = [counted(counts[level], word) for level, word in zip(LEVELS, words, strict=True) if counts[level]]
+    numbers = {
+        "error": counted(counts["error"], "error"),
+        "warning": counted(counts["warning"], "warning"),
+        "info": counted(counts["info"], "remark"),
+    }
+    parts = [numbers[level] for level in LEVELS if counts[level]]
     total = joined(", ", parts) if parts else text_of("total.none")
     return translated(text_of("total.line", name=name, total=total))
 

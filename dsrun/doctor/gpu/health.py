@@ -1,6 +1,7 @@
 """Each GPU's memory errors, clocks and PCIe link, and how it is set up: persistence mode, MIG, compute mode."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.gpu.nvml import of_gpus
@@ -10,6 +11,7 @@ from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
+from dsrun.system.terminal.display import counted
 
 BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""
@@ -17,7 +19,10 @@ BUSY = 2
 
 def look_at_ecc(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
-    found = [each for gpu in gpus for each in findings_where(__file__, "memory", gpu=gpu)]
+    found: list[Finding] = []
+    for gpu in gpus:
+        errors = counted(gpu.ecc_uncorrected or 0, "uncorrected ECC error")
+        found += findings_where(__file__, "memory", gpu=gpu, errors=errors)
     yield from found
     if not found and any(each.ecc_uncorrected is not None for each in gpus):
         yield finding_of("ecc", gpus=of_gpus(gpus))
@@ -56,7 +61,8 @@ PROHIBITED = 2
 
 def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
-    kinds = {
+    kinds: dict[str, Any] = {
+        "shared": counted(len(gpus), "GPU"),
         "sleeping": [each for each in gpus if each.persistence is False],
         "parts": [each for each in gpus if each.mig],
         "closed": [each for each in gpus if each.compute_mode == PROHIBITED],

@@ -70,7 +70,8 @@ def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Find
         return
     release = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", version or "")
     names = {"told": told, "loaded": version is not None, "release": release, "count": len(on_bus), "nvml": nvml}
-    yield from first_where(__file__, "driver", **names)
+    counts = {"gpus": counted(len(told.gpus), "GPU"), "on_bus": counted(len(on_bus), "NVIDIA GPU")}
+    yield from first_where(__file__, "driver", **names, **counts)
 
 
 def look_at_bus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
