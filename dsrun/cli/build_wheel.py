@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import print_advice, print_json
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import print_advice, print_json, refusal
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
 from dsrun.system.process.proc import interrupted_by_stop_signals

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.errors import UsageError
+from dsrun.refusals import Refusals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+refusal = Refusals(__file__, "refusals.toml").error
+"""What commands refuse, in the words of refusals.toml beside this module."""
 
 
 def write_file(path: "Path", content: bytes, *, force: bool, executable: bool = False) -> None:

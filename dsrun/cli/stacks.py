@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.options import imported
-from dsrun.cli.output import print_json, print_line, print_table
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import print_json, print_line, print_table, refusal
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, UsageError
 from dsrun.runs.node_status import FOLDER, NodeStatus, StacksAnswer, read_answers, read_node_status, request_stacks

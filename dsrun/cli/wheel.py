@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import print_findings, print_json, print_line, print_table
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import print_findings, print_json, print_line, print_table, refusal
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus

@@ -5,7 +5,7 @@ from pathlib import Path
 from dsrun.cli.output import evaluated, print_json, print_line, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.scratch import left_folders, remove_left
+from dsrun.system.process.scratch import left_folders, remove_left
 from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import WheelCache, size_of

@@ -19,7 +19,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.refusals import Refusals
 from dsrun.system.files import DISK_FULL, sha256_of
 from dsrun.system.process.proc import capture
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 
 _TEXTS = Refusals(__file__, "refusals.toml")
 _FETCH_S = 1800.0

@@ -92,7 +92,8 @@ def test_wheel_gc_removes_what_was_not_used(dsrun, environ, tmp_path):
 def test_wheel_gc_removes_what_a_killed_build_left(dsrun, environ, tmp_path):
     """Nothing of a build that goes on, and nothing that was kept; a folder of another machine is named."""
     environ |= {"DSRUN_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    program = "import os; from dsrun.system.scratch import *\nwith scratch_folder('dsrun-wheel-1-') as folder:\n"
+    program = "import os; from dsrun.system.process.scratch import *\n"
+    program += "with scratch_folder('dsrun-wheel-1-') as folder:\n"
     program += "    (folder / 'object.o').write_bytes(bytes(1 << 20)); print(folder, flush=True); input()"
     builds = [
         subprocess.Popen(

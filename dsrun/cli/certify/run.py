@@ -24,7 +24,7 @@ from dsrun.models.folder import find
 from dsrun.system.files import parse_json
 from dsrun.system.host import own_programs_first, require_training_packages
 from dsrun.system.process.proc import run_foreground
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root

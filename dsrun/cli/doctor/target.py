@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import refusal
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding

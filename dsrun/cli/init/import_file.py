@@ -11,7 +11,7 @@ from dsrun.errors import EXIT_USAGE, UsageError
 from dsrun.recipe.compat.imported_run import ImportedRun, import_run, tool_of
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.runfile import read_mapping
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_error, print_note
 

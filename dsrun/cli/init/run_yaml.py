@@ -21,7 +21,7 @@ from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.slurm.render.options import options
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.display import printable
 
 WIDTH = 100

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.output import print_advice, print_commands, print_json, print_line, print_table
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import print_advice, print_commands, print_json, print_line, print_table, refusal
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.machine.gpus import visible_gpus

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dsrun.cli.options import imported
 from dsrun.errors import UsageError, nearest
 from dsrun.launch.launchers import launcher_in, refuse_scripts
 from dsrun.launch.program import JobProgram, any_program
@@ -71,8 +70,11 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
 
             if nearest(args[0], ["train"]) and which(args[0]) is None:
                 raise UsageError(f"-- {args[0]}: there is no such program here", fix="did you mean -- train?")
-        read = imported("dsrun.launch.launcher_line:launcher_line")
-        line = read(args, os.environ, unnamed=None) if launcher_in(args) else None
+        line = None
+        if launcher_in(args):
+            from dsrun.launch.launcher_line import launcher_line
+
+            line = launcher_line(args, os.environ, unnamed=None)
         words = tuple(line.command if line else args)
         refuse_scripts(words, cwd)
         return RenderedProgram(program=any_program(words), config=config or here, words=words, line=line)

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import evaluated, print_json, print_line, print_table
-from dsrun.cli.refusals import refusal
+from dsrun.cli.output import evaluated, print_json, print_line, print_table, refusal
 from dsrun.datafiles import toml_beside
 from dsrun.errors import did_you_mean
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition, SlurmNode

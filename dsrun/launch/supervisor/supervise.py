@@ -43,7 +43,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import free_port
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.system.terminal.library_noise import NoiseFilter
 from dsrun.system.terminal.log_format import LineFormatter

@@ -17,7 +17,7 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.tail import LineTail
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system import slurm
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.slurm import NoAnswerError
 from dsrun.system.terminal.display import NotePrinter
 

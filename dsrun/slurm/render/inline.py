@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from dsrun.system.patterns import patterns_beside
 
-FUNCTIONS = "@functions@"
-"""Stands in a script for the functions, until it is known what it calls."""
 # As slurm/*.bash write one, with the comment above it.
 _FUNCTION = re.compile(r"(?:^#.*\n)*^(?P<name>\w+)\(\) \{(?:.*\}|\n(?:.*\n)*?\})\n+", re.MULTILINE)
 _GUARDED = re.compile(r'^ *\[ -(?P<test>[nz]) "(?P<names>(?:\$\w+|\$\{\w+:-\})+)" \] \|\| .*\n', re.MULTILINE)
@@ -14,14 +12,14 @@ _SET_BY = patterns_beside(__file__, table="set_by", flags=re.MULTILINE)
 _COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
-def with_functions(script: str, text: str) -> str:
-    """The script with the functions of `text` that it calls."""
+def with_functions(script: str, mark: str, text: str) -> str:
+    """The script with, in the place of `mark`, the functions of `text` that it calls."""
     text = _GUARDED.sub(lambda line: "" if _does_nothing(line, script) else line[0], text)
     # Of two functions of one name the last one counts: the first only loads it.
     known = {found["name"]: found[0] for found in _FUNCTION.finditer(text)}
     called = _called(script + _FUNCTION.sub("", text), known)
     kept = _FUNCTION.sub(lambda found: found[0] if found[0] in {known[name] for name in called} else "", text)
-    return script.replace(FUNCTIONS, kept.rstrip())
+    return script.replace(mark, kept.rstrip())
 
 
 def _does_nothing(line: re.Match[str], script: str) -> bool:

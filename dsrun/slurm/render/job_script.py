@@ -27,7 +27,6 @@ from dsrun.slurm.render.environment import (
     worker_python,
     workers,
 )
-from dsrun.slurm.render.inline import FUNCTIONS, with_functions
 from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file, used_functions
@@ -44,6 +43,8 @@ TEMPLATE = "job.sh.j2"
 USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
 # slurmctld enforces limits about every 30 s, as it does the signal; what still runs then is ended by the script.
 _MARGIN_S = 30
+INLINED = "@functions@"
+"""Stands in a script for the functions, until it is known what it calls."""
 _FUNCTIONS: Sequence[Callable[..., Any]] = (
     PurePosixPath, as_path, gpu_check, gpus_of, has_own_programs, launcher, masked, preflight, printable, pyxis_options,
     shlex.join, slug, str, supervised, workers,
@@ -112,8 +113,10 @@ def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, templ
         raise UsageError(f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names") from None
     if not spec.inline:
         return script
+    from dsrun.slurm.render.inline import with_functions  # few scripts
+
     texts = (functions_file(each).read_text(encoding="utf-8") for each in used_functions(spec))
-    return with_functions(script, "\n".join(texts))
+    return with_functions(script, INLINED, "\n".join(texts))
 
 
 def _place(error: Exception) -> str:
@@ -160,7 +163,7 @@ def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str
     return {
         **{name: evaluate(text, known) for name, text in toml_beside(__file__)["context"].items()},
         "version": __version__,
-        "functions_text": FUNCTIONS if spec.inline else None,
+        "functions_text": INLINED if spec.inline else None,
         "directives": directives(spec, program, site),
         "setup_files": [as_path(each) for each in spec.setup_file],
         "needed": [entry for entry in spec.env if "=" not in entry],

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.train.base.refusals import refusal
 from dsrun.train.export.final import class_of
 from dsrun.train.export.lora import PREFIX

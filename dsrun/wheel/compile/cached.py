@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.wheel.cache import LOG_NAME, WheelCache
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.compile.failure import explaining

@@ -11,7 +11,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.refusals import Refusals
 from dsrun.system import host
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
 from dsrun.wheel.compile.build_environment import WheelRequest, search_paths, unused_flags, without_flags

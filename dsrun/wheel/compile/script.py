@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.datafiles import toml_beside
-from dsrun.system.scratch import OWNER, scratch_folder
+from dsrun.system.process.scratch import OWNER, scratch_folder
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import difference
 from dsrun.wheel.compile.cached import PREFIX, build_root

@@ -16,7 +16,7 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 
 _TIMEOUT_S = 60.0
 _CACHES = ("ccache", "sccache")

@@ -19,7 +19,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, WheelName, open_wheel
 from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level

@@ -15,7 +15,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.system.host import cores, require_training_packages
 from dsrun.system.process.proc import capture
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import MemoryComparison, resident, save
 from dsrun.zero.memory.plan import MemoryPlan

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system import scratch
+from dsrun.system.process import scratch
 from dsrun.system.mounts import MountPoint
-from dsrun.system.scratch import OWNER, left_folders, remove_left, scratch_folder
+from dsrun.system.process.scratch import OWNER, left_folders, remove_left, scratch_folder
 
 PACKAGE = Path(scratch.__file__).parents[1]
 HOLD = """
 import sys
 from pathlib import Path
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 with scratch_folder("dsrun-held-", Path(sys.argv[1]), keep=len(sys.argv) > 2) as folder:
     print(folder, flush=True)
     sys.stdin.read()
@@ -121,7 +121,7 @@ def test_every_temporary_folder_of_the_package_is_one():
     }
     assert found == {
         "demo/build_demo.py",  # beside what it makes, which replaces it
-        "system/scratch.py",
+        "system/process/scratch.py",
         "train/worker.py",  # below the supervisor's
         "wheel/verify/run_ops.py",  # runs in another Python
     }

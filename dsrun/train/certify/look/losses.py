@@ -93,7 +93,9 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: each.float() for name, each in found.items() if each.is_floating_point()}
 
 
-def compare(check: str, subject: CertifySubject, names: Sequence[str], reference: str) -> Iterator[Finding]:
+def compare(
+    subject: CertifySubject, names: Sequence[str], reference: str, *, differs: str, equal: str
+) -> Iterator[Finding]:
     """An error for each of the runs whose curve is not that of the reference, else what they all differ by at most."""
     bounds = bounds_of(subject)
     expected = curve_of(subject.runs[reference])
@@ -104,25 +106,25 @@ def compare(check: str, subject: CertifySubject, names: Sequence[str], reference
         worst = [max(pair) for pair in zip(worst, (losses, norms), strict=True)]
         if not is_same(found, expected, bounds):
             same = False
-            yield finding_of(f"{check}.differs", where=name, loss=losses, norm=norms)
+            yield finding_of(differs, where=name, loss=losses, norm=norms)
     if same:
-        yield finding_of(f"{check}.equal", runs=len(names) + 1, loss=worst[0], norm=worst[1])
+        yield finding_of(equal, runs=len(names) + 1, loss=worst[0], norm=worst[1])
 
 
 def one_loss(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("accumulated", "two-ranks") if name in subject.runs]
-    yield from compare("one_loss", subject, names, "reference")
+    yield from compare(subject, names, "reference", differs="one_loss.differs", equal="one_loss.equal")
 
 
 def kernels(subject: CertifySubject) -> Iterator[Finding]:
-    yield from compare("kernels", subject, ["kernels"], "plain")
+    yield from compare(subject, ["kernels"], "plain", differs="kernels.differs", equal="kernels.equal")
 
 
 def stages(subject: CertifySubject) -> Iterator[Finding]:
     names = [name for name in ("zero1", "zero2", "zero3") if name in subject.runs]
     if not names or "two-ranks" not in subject.runs:
         return
-    findings = list(compare("stages", subject, names, "two-ranks"))
+    findings = list(compare(subject, names, "two-ranks", differs="stages.differs", equal="stages.equal"))
     yield from findings
     if has_errors(findings):
         return
@@ -167,7 +169,7 @@ def final(subject: CertifySubject) -> Iterator[Finding]:
     problems = [*_tensors(subject, "zero3"), *_tensors(subject, "reference")] or [*_untrained(subject)]
     yield from problems
     if "reloaded" in subject.runs and not problems:
-        yield from _same_evaluation("final", subject, "zero3", "reloaded")
+        yield from _same_evaluation(subject, "zero3", "reloaded", same="final.same_loss", other="final.other_loss")
     elif not problems:
         yield finding_of("final.tensors", tensors=len(_shapes(subject.small)))
 
@@ -235,15 +237,20 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return found.shapes if found else {}
 
 
-def _same_evaluation(check: str, subject: CertifySubject, trained: str, reloaded: str) -> Iterator[Finding]:
-    """Whether the last evaluations of two runs give one loss."""
-    rows = (read_records(RunFolder(subject.runs[name].folder).metrics) for name in (trained, reloaded))
-    live, again = (float([row["eval_loss"] for row in each if "eval_loss" in row][-1]) for each in rows)
+def _same_evaluation(
+    subject: CertifySubject, trained: str, reloaded: str, *, same: str, other: str
+) -> Iterator[Finding]:
+    live, again = (_evaluation(subject.runs[name].folder) for name in (trained, reloaded))
     apart = difference([again], [live])
     if apart <= bounds_of(subject).loss:
-        yield finding_of(f"{check}.same_loss", apart=apart)
+        yield finding_of(same, apart=apart)
     else:
-        yield finding_of(f"{check}.other_loss", where=reloaded, found=again, live=live)
+        yield finding_of(other, where=reloaded, found=again, live=live)
+
+
+def _evaluation(folder: Path) -> float:
+    """The loss of the run's last evaluation."""
+    return float([row["eval_loss"] for row in read_records(RunFolder(folder).metrics) if "eval_loss" in row][-1])
 
 
 def generated(subject: CertifySubject) -> Iterator[Finding]:
@@ -266,6 +273,6 @@ def adapter(subject: CertifySubject) -> Iterator[Finding]:
     left_out = [] if problems else list(_without_adapter(subject))
     yield from problems + left_out
     if "merged" in subject.runs and not problems:
-        yield from _same_evaluation("adapter", subject, "lora", "merged")
+        yield from _same_evaluation(subject, "lora", "merged", same="adapter.same_loss", other="adapter.other_loss")
     elif not problems + left_out:
         yield finding_of("adapter.trained")

@@ -18,7 +18,7 @@ from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel, find
 from dsrun.models.headers import read_header
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.train.certify import small
 from dsrun.train.certify.subject import CertifySubject, named_tensors
 from dsrun.train.loop.engine import configuration, hidden_size

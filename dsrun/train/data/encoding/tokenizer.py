@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dsrun.models.families import family_of
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.scratch import scratch_folder
+from dsrun.system.process.scratch import scratch_folder
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.base.refusals import notice_of, refusal
 from dsrun.train.data.counts import RowCounts
