@@ -17,6 +17,7 @@ LATE_DOLLAR = "\ue002"
 PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?")
 MODULES: dict[str, LauncherKind] = toml_beside(__file__, "rules.toml")["modules"]
 _SCRIPT = re.compile(r".*\.py|-m")
+_FOUND = re.compile(r".\((which|command -v|type -p|realpath|readlink)\b")
 _DOLLARS = ("$", LATE_DOLLAR, LITERAL_DOLLAR)
 
 
@@ -28,8 +29,8 @@ class ScriptCommand:
     command, or of that in which it stands, among the script's. `srun` are the options of srun, None without; `shell`
     expanded the words: the batch shell, or one of each task (step). `assigns` are the variables that it sets in its
     shell. `blocks` are the loops, conditions and functions around it, the outermost first. `unset` are variables in it
-    that have no value there, `unexported` those that the batch shell has set for itself alone. `last`: none is behind
-    it in its shell.
+    that have no value there, `unseen` also those to which a file that the script sources may give one, `unexported`
+    those that the batch shell has set for itself alone. `last`: none is behind it in its shell.
     """
 
     line: int
@@ -45,6 +46,7 @@ class ScriptCommand:
     end: str = "\n"
     blocks: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     unexported: tuple[str, ...] = ()
     document: str = ""
     at: int = 0
@@ -99,7 +101,7 @@ class ScriptCommand:
             word, following = self.words[at], "".join(self.words[at + 1 : at + 2])
             if word in ("-m", "--module", "--") or not (word.startswith(("-", *_DOLLARS))):
                 break
-            if word.startswith(_DOLLARS) and _SCRIPT.fullmatch(word):
+            if word.startswith(_DOLLARS) and (_SCRIPT.fullmatch(word) or _FOUND.match(word)):
                 break
             takes = (
                 word.startswith("-") and "=" not in word and f"--{word[2:].replace('-', '_')}" not in known["switches"]
@@ -118,18 +120,18 @@ class ScriptCommand:
 
     def option(self, *names: str) -> str | None:
         """The value of the first of these flags of the launcher, with hyphens or underscores; "" without a value."""
-        return _value(self.own, names)
+        return flag_value(self.own, names)
 
     def argument(self, *names: str) -> str | None:
         """As `option`, of the program."""
-        return _value(self.program, names)
+        return flag_value(self.program, names)
 
     def srun_option(self, *names: str) -> str | None:
         """As `option`, of srun."""
-        return _value(self.srun or (), names)
+        return flag_value(self.srun or (), names)
 
 
-def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
+def flag_value(words: Sequence[str], names: Sequence[str]) -> str | None:
     wanted = {name.replace("_", "-") for name in names}
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")

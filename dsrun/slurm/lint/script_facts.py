@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.datafiles import SubjectNames, evaluate
 from dsrun.findings.texts import text_of
 from dsrun.messages import suggestion
-from dsrun.slurm.lint.launch import LATE_DOLLAR, ScriptCommand, rules
+from dsrun.slurm.lint.launch import LATE_DOLLAR, ScriptCommand, flag_value, rules
 from dsrun.slurm.lint.read_script import JobScript, gpus_in
 from dsrun.slurm.render.notation import time_limit
 from dsrun.system.patterns import patterns_beside
@@ -52,9 +52,19 @@ def close(name: str, known: Iterable[str], ratio: float = 0.8) -> str:
     return next(iter(difflib.get_close_matches(name, list(known), 1, ratio)), "")
 
 
+def value_of(words: Sequence[str], *flags: str) -> str | None:
+    """The value behind the first of these flags, with hyphens or underscores."""
+    return flag_value(words, flags)
+
+
+def all_devices(count: int) -> str:
+    """The numbers of all GPUs of a node, as CUDA_VISIBLE_DEVICES has them."""
+    return ",".join(map(str, range(count)))
+
+
 _FUNCTIONS = (
-    any, int, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches, late,
-    group, gpus_in, folder_of, close,
+    any, int, iter, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches, late,
+    group, gpus_in, folder_of, close, value_of, all_devices,
 )  # fmt: skip
 
 
@@ -64,7 +74,7 @@ class ScriptFacts:
     def __init__(self, script: JobScript) -> None:
         self.script = script
         self.texts = [(each, shown(" ".join((*each.environment, each.text)))) for each in script.started]
-        tables = {name: rules()[name] for name in ("options", "foreign", "launchers", "set_by")}
+        tables = {name: rules()[name] for name in ("options", "foreign", "launchers", "set_by", "plugins", "known_variables")}
         own = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "terms"}
         self._names = {each.__name__: each for each in _FUNCTIONS} | {"values": _VALUES} | tables | own
 
@@ -112,9 +122,10 @@ class ScriptFacts:
         first = min(self.assigned.get(name, [0]))
         return first if first > line else 0
 
-    def late_part(self, command: ScriptCommand) -> str:
-        """A variable in an assignment that gets its value below; "" for none."""
-        return next((each for each in command.unset if self.set_below(each, command.line)), "")
+    def late_part(self, names: Iterable[str], line: int) -> str:
+        """The first of the names that gets its value below a line; "" for none."""
+        own = (each for each in names if not PATTERNS["of_login"].search(each))
+        return next((each for each in own if self.set_below(each, line)), "")
 
     @property
     def steps(self) -> bool:
@@ -157,6 +168,46 @@ class ScriptFacts:
         """A variable in a launch that has no value, and all but the name of one that has; "" for none."""
         found = (name for name in launch.unset if name not in self.assigned and len(name) > 3)
         return next((name for name in found if close(name, self.assigned, 0.88)), "")
+
+    def misnamed(self, launch: ScriptCommand) -> str:
+        """A variable in a launch without a value, where nothing uses another whose name ends with its; "" for none."""
+        unused = [name for name in self.assigned if not self.is_referenced(name)]
+        found = (name for name in launch.unseen if name not in self.assigned and not PATTERNS["of_login"].search(name))
+        return next((name for name in found if any(each.endswith(f"_{name}") for each in unused)), "")
+
+    def misspelt_variable(self, name: str) -> str:
+        """The variable that programs know and whose name is all but this; "" for none."""
+        return close(name, rules()["known_variables"], 0.9) if len(name) > 6 and name.isupper() else ""
+
+    def bare_name(self, command: ScriptCommand) -> str:
+        """A word that is the name, without $, of a variable with a path in it; "" for none."""
+        paths = {name for each in self.script.started for name, value in each.assigns
+                 if "/" in value and PurePosixPath(value).name != name}  # fmt: skip
+        return next((word for word in command.words[1:] if word in paths), "")
+
+    def only_sets_up(self, shell: ScriptCommand) -> bool:
+        """Whether a shell that a command starts does nothing but change itself."""
+        inner = [text for each, text in self.texts if each.at == shell.at and each is not shell]
+        return bool(inner) and all(map(PATTERNS["sets_up"].search, inner))
+
+    def _has_left(self, command: ScriptCommand) -> bool:
+        """Whether a command trains, or may, as a function of the script's that does."""
+        trains = {name for each in self.script.launches for name in each.blocks}
+        text = " ".join(("srun", *command.words) if command.srun is not None else command.words)
+        return bool(command.kind or f"function:{command.words[0]}" in trains or PATTERNS["has_left"].search(text))
+
+    def in_background_above(self, line: int) -> bool:
+        """Whether something that trains is in the background above a line."""
+        return any(each.background and each.words and self._has_left(each) for each in self.script.started
+                   if each.line < line)  # fmt: skip
+
+    @property
+    def left_behind(self) -> int:
+        """The line of the last that trains, if it is in the background and nothing waits for it; else 0."""
+        outside = (each for each in self.script.started if each.words and not matches("function", each.blocks))
+        last = next((each for each in reversed([*outside]) if self._has_left(each)), None)
+        waits = last and (self.lines("waits_long", last.line) or not last.background)
+        return last.line if last and not waits else 0
 
     def place(self, command: ScriptCommand, flag: str) -> int:
         """The line where a command has a flag, also one that it takes from a variable; else that of the command."""

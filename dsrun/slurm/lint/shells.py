@@ -17,6 +17,8 @@ _CLOSING = frozenset(_CLOSED_BY.values())
 _STRIPPED = frozenset({"then", "do", "else", "elif", "!", "time", "exec", "nohup", "command", "builtin"})
 _READING = frozenset({"read", "mapfile", "readarray", "getopts", "unset", "let"})
 _SHELLS = frozenset({"bash", "sh"})
+# Stands for a line that goes on in the next one.
+_JOINED = "\ue003"
 
 
 @dataclass
@@ -116,7 +118,7 @@ class ShellReader:
                 if name := PATTERNS["name"].match(word):
                     self._set(name[0], None)
         elif words[0] in ("source", "."):
-            known.sourced = True
+            known.sourced |= not PATTERNS["environment_file"].search(" ".join(words[1:]))
         elif words[:2] in (["set", "-a"], ["set", "-o"]) and ("-a" in words or "allexport" in words):
             known.all_exported = True
         if command.document and (target := PATTERNS["written_to"].search(" ".join(command.raw))):
@@ -138,7 +140,7 @@ class ShellReader:
             )
         ):
             if len(words) > option + 1:
-                inner, arguments = (words[option + 1], _line_of_text(command)), words[option + 3 :]
+                inner, arguments = self._text_of_shell(command, words[option + 1]), words[option + 3 :]
         elif name == "eval":
             inner, own_shell = (" ".join(words[1:]), command.line), True
         elif name in _SHELLS and command.document:
@@ -158,16 +160,28 @@ class ShellReader:
             known.assign(variable.partition("=")[0], variable.partition("=")[2], exported=True)
         filled = self._filled(shown)
         yield replace(filled, words=(name, "-c"))
-        outer = replace(shown, shell="step" if srun is not None else base.shell, unset=filled.unset)
-        yield from ShellReader(known, outer, self.depth + 1).read(commands(passed_on(inner[0]), inner[1]))
+        shell = "step" if srun is not None else base.shell
+        outer = replace(shown, shell=shell, unset=filled.unset, unseen=filled.unseen)
+        text = passed_on(inner[0]).replace(_JOINED, "\\\n")
+        yield from ShellReader(known, outer, self.depth + 1).read(commands(text, inner[1]))
+
+    def _text_of_shell(self, command: ShellCommand, known: str) -> tuple[str, int]:
+        """The text of bash -c, and the line where it begins; lines that a backslash joins in it stay apart."""
+        options = (at for at, word in enumerate(command.words) if PATTERNS["text_option"].fullmatch(word))
+        at = next(options, len(command.words)) + 1
+        line, raw = next(iter(command.lines[at : at + 1]), command.line), "".join(command.raw[at : at + 1])
+        if not raw.startswith('"') or "\\\n" not in raw:
+            return known, line
+        return self.variables.expand(commands(raw.replace("\\\n", _JOINED))[0].words[0]), line
 
     def _filled(self, command: ScriptCommand) -> ScriptCommand:
         """With marks that tell which shell expands what is not known, and with what has no value."""
         texts = [*command.words, *(value for _, value in command.assigns)]
         names = {each[1] or each[2] for text in texts for each in PATTERNS["reference"].finditer(text)}
         known = self.variables
-        known_there = known.sourced or any(each.startswith("function") for each in command.blocks)
-        unset = set() if known_there else names - known.seen - known.private
+        in_function = any(each.startswith("function") for each in command.blocks)
+        unseen = set() if in_function else names - known.seen - known.private
+        unset = set() if known.sourced else unseen
         dollar = LATE_DOLLAR if command.shell == "step" else "$"
 
         def marked(text: str) -> str:
@@ -175,17 +189,10 @@ class ShellReader:
 
         return replace(
             command, words=tuple(map(marked, command.words)), unset=tuple(sorted(unset.union(command.unset))),
+            unseen=tuple(sorted(unseen.union(command.unseen))),
             environment=tuple(map(marked, command.environment)), unexported=tuple(sorted(names & known.private)),
             assigns=tuple((name, marked(value)) for name, value in command.assigns),
         )  # fmt: skip
-
-
-def _line_of_text(command: ShellCommand) -> int:
-    """The line where the text of bash -c begins."""
-    at = next(
-        (at for at, word in enumerate(command.words) if PATTERNS["text_option"].fullmatch(word)), len(command.words)
-    )
-    return next(iter(command.lines[at + 1 : at + 2]), command.line)
 
 
 def _is_stripped(words: Sequence[str]) -> bool:
