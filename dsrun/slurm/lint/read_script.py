@@ -16,6 +16,8 @@ from dsrun.slurm.render.notation import parse_gpus
 from dsrun.system.shell import DECLARATIONS, ShellCommand, commands
 
 _BEFORE_COMMENT = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\S|\s(?!#))*""")
+# What resources with ranks of torch are called, of other makers than NVIDIA and AMD.
+_ACCELERATORS = re.compile(r"\b(dcu|mlu|npu|hpu|xpu|gcu)(?=[:/=])")
 _OF_GPU = re.compile(r"^(gres[:/])?gpu:|\([^)]*\)")
 ScriptProblem = tuple[int, str, dict[str, Any]]
 """Line, code, and the words for the braces of the rule's texts."""
@@ -105,8 +107,9 @@ def gpus_in(text: str | None, *, gres: bool = False) -> int | None:
     """GPUs in a value of --gpus and the like, or of --gres; None where there are none told."""
     if text in ("none", "NONE"):
         return 0
+    text = _ACCELERATORS.sub("gpu", text or "")
     try:
-        found = sum(each.count for each in parse_gres(text or "")) if gres else parse_gpus(_OF_GPU.sub("", text or ""))
+        found = sum(each.count for each in parse_gres(text)) if gres else parse_gpus(_OF_GPU.sub("", text))
     except UsageError:
         return None
     return found if found is None or isinstance(found, int) else found[1]

@@ -28,7 +28,8 @@ def check_script(text: str, file: str) -> list[Finding]:
         [(1, "crlf", {})] if "\r\n" in text else [*_held_of_all(script), *_syntax(script), *_secret_flags(script)]
     )
     # What a lost directive leaves behind is no fault of its own.
-    lost = any(rules()["rules"][code].get("loses_directives") for _, code, _ in problems)
+    loses, harmless = rules()["rules"], rules()["harmless"]
+    lost = any(loses[code].get("loses_directives") and words.get("option") not in harmless for _, code, words in problems)
     kept = [each for each in problems if not (lost and rules()["rules"][each[1]].get("of_directives"))]
     found = dict.fromkeys(_finding(file, *each) for each in kept)
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))

@@ -152,7 +152,7 @@ class ScriptFacts:
             name, in_step = found[2], found[1] == LATE_DOLLAR
             options = rules()["set_by"].get(name, ["?"] if name.startswith("SLURM_STEP") else [])
             in_step = in_step and (name.startswith("SLURM_STEP") or name in rules()["set_in_steps"])
-            tested = re.search(rf"(\[\[?|test)\s[^\]\n]*\b{name}\b|\b{name}=", self.script.text)
+            tested = re.search(rf"(\[\[?|test)\s[^\]\n]*\b{name}\b|(?m:^\s*(export )?){name}=", self.script.text)
             if options and not in_step and not tested and not any(map(self.script.get, options)):
                 return str(name)
         return ""
@@ -167,7 +167,7 @@ class ScriptFacts:
     def misspelt(self, launch: ScriptCommand) -> str:
         """A variable in a launch that has no value, and all but the name of one that has; "" for none."""
         found = (name for name in launch.unset if name not in self.assigned and len(name) > 3)
-        return next((name for name in found if close(name, self.assigned, 0.88)), "")
+        return next((name for name in found if close(name, (*self.assigned, *self.script.arrays), 0.88)), "")
 
     def misnamed(self, launch: ScriptCommand) -> str:
         """A variable in a launch without a value, where nothing uses another whose name ends with its; "" for none."""
@@ -177,7 +177,7 @@ class ScriptFacts:
 
     def misspelt_variable(self, name: str) -> str:
         """The variable that programs know and whose name is all but this; "" for none."""
-        return close(name, rules()["known_variables"], 0.9) if len(name) > 6 and name.isupper() else ""
+        return close(name, rules()["known_variables"], 0.92) if len(name) > 6 and name.isupper() else ""
 
     def bare_name(self, command: ScriptCommand) -> str:
         """A word that is the name, without $, of a variable with a path in it; "" for none."""
@@ -187,8 +187,9 @@ class ScriptFacts:
 
     def only_sets_up(self, shell: ScriptCommand) -> bool:
         """Whether a shell that a command starts does nothing but change itself."""
-        inner = [text for each, text in self.texts if each.at == shell.at and each is not shell]
-        return bool(inner) and all(map(PATTERNS["sets_up"].search, inner))
+        own = (each for each in self.script.started if each.at == shell.at and each is not shell)
+        inner = [shown(" ".join((*each.environment, *each.words))) for each in own]
+        return matches("sets_environment", inner) and all(map(PATTERNS["sets_up"].search, inner))
 
     def _has_left(self, command: ScriptCommand) -> bool:
         """Whether a command trains, or may, as a function of the script's that does."""
@@ -206,8 +207,11 @@ class ScriptFacts:
         """The line of the last that trains, if it is in the background and nothing waits for it; else 0."""
         outside = (each for each in self.script.started if each.words and not matches("function", each.blocks))
         last = next((each for each in reversed([*outside]) if self._has_left(each)), None)
-        waits = last and (self.lines("waits_long", last.line) or not last.background)
-        return last.line if last and not waits else 0
+        if last is None or not last.background or self.lines("waits_long", last.line):
+            return 0
+        waiting = {name for each in self.script.started if each.words[:1] == ("wait",) for name in each.blocks}
+        called = (each for each in self.script.started if each.line > last.line and each.words)
+        return 0 if any(f"function:{each.words[0]}" in waiting for each in called) else last.line
 
     def place(self, command: ScriptCommand, flag: str) -> int:
         """The line where a command has a flag, also one that it takes from a variable; else that of the command."""

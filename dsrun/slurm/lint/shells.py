@@ -102,6 +102,8 @@ class ShellReader:
             self.outer, line=command.line, background=background, end=command.end,
             blocks=(*self.outer.blocks, *(each.kind for each in self.blocks)), document=command.document or "",
         )  # fmt: skip
+        for found in (each for word in words for each in PATTERNS["defaulted"].finditer(word)):
+            self._set(found[1], None)
         declares = words[0] in DECLARATIONS
         pairs = [PATTERNS["assignment"].fullmatch(word) for word in words[declares:]]
         exports = words[0] == "export" or words[:2] == ["declare", "-x"]

@@ -165,6 +165,68 @@ FAULTS = [
     ("tilde_quoted", ONE, 'D="~/data"\npython t.py $D', "D=~/data\npython t.py $D"),
     ("conda_init", ONE, "conda init\nconda activate x", "source ~/miniconda3/etc/profile.d/conda.sh\nconda activate x"),
     ("conda_not_initialised", ONE, "conda activate x", "source ~/miniconda3/bin/activate\nconda activate x"),
+    ("address_cut", TWO, "export MASTER_ADDR=${SLURM_NODELIST:0:9}\n" + OWN, MASTER + OWN),
+    ("address_cut", TWO, "export MASTER_ADDR=$(echo $SLURM_NODELIST | cut -d, -f1)\n" + OWN, MASTER + OWN),
+    ("address_constant", TWO, "export MASTER_ADDR=10.0.0.7\n" + OWN,
+     (f"{TWO} --nodelist=a,b", "export MASTER_ADDR=10.0.0.7\n" + OWN)),
+    ("address_constant", TWO, f"srun {STATIC.replace('$h', '10.0.0.7')} t.py", f"{HEAD}srun {RUN}"),
+    ("comment_in_word", ONE, 'export NAMES="ens"#"eth0"\npython t.py', 'export NAMES="ens" # "eth0"\npython t.py'),
+    ("comment_in_word", ONE, "B=32#of each GPU\npython t.py $B", "B=32 # of each GPU\npython t.py $B"),
+    ("variable_misspelt", ONE, "export XDG_CAHCE_HOME=/x\npython t.py", "export XDG_CACHE_HOME=/x\npython t.py"),
+    ("variable_misspelt", ONE, "export NCCL_SOKCET_IFNAME=ib0\npython t.py",
+     "export NCCL_SOKCET_IFNAME=ib0\nexport NCCL_SOCKET_IFNAME=$NCCL_SOKCET_IFNAME\npython t.py"),
+    ("log_pattern", ONE, "source /home/%u/.bashrc\npython t.py", "source /home/$USER/.bashrc\npython t.py"),
+    ("log_pattern", ONE, "python t.py --output runs/%j", "srun -o runs-%j.out python t.py"),
+    ("log_pattern", ONE, "cp -r data /tmp/%x-%j/", "squeue -o %j\ndate +%j\nS='srun -o %x-%j.out'\n$S python t.py"),
+    ("dollar_missing", ONE, "f=/tmp/part/$RANDOM\npython t.py\nrm f", "f=/tmp/part/f\npython t.py\nrm $f\nrm f"),
+    ("not_sourced", ONE, "activate env\npython t.py", "source activate env\npython t.py"),
+    ("not_sourced", ONE, "bash ~/.bashrc\npython t.py", ". ~/.bashrc\npython t.py"),
+    ("not_sourced", ONE, "v/bin/activate\npython t.py", "source v/bin/activate\npython t.py"),
+    ("nothing_remains", ONE, "bash -c 'source env.sh'\npython t.py", "bash -c 'source env.sh; python t.py'"),
+    ("nothing_remains", ONE, "srun bash -c 'conda activate x'\nsrun python t.py",
+     "srun bash -c 'echo $SLURM_PROCID'\nsrun bash -c 'export A=1; python t.py'"),
+    ("command_misspelt", ONE, "exprot A=1\npython t.py", "export A=1\npython t.py"),
+    ("tasks_not_started", f"{ONE} --ntasks-per-node=4", "python t.py --strategy ddp --devices 4",
+     "srun python t.py --strategy ddp --devices 4"),
+    ("tasks_not_started", f"{ONE} --ntasks-per-node=4", "python t.py trainer.devices=4",
+     f"torchrun --nproc_per_node=4 {C10D} t.py --devices 4"),
+    ("node_not_told", TWO, f"{HEAD}r=0\nfor n in $L; do srun -N 1 -n 1 {STATIC} --node_rank=$r t.py & r=$((r+1)); done\nwait",
+     f"{HEAD}r=0\nfor n in $L; do srun -N 1 -n 1 -w $n {STATIC} --node_rank=$r t.py & r=$((r+1)); done\nwait"),
+    # More of kinds that others stand for.
+    ("signal_no_step", "--gpus=1 --signal=USR1@60", "source env.sh\npython t.py", "source env.sh\nsrun python t.py"),
+    ("signal_no_step", "--gpus=1 --signal=USR1@60", "singularity exec i.sif bash t.sh",
+     "srun singularity exec i.sif bash t.sh"),
+    ("failure_hidden", ONE, "python t.py\nexit 0", "python t.py || exit 1\nexit 0"),
+    ("failure_hidden", TWO, f"{HEAD}for n in $L; do srun -N1 -w $n bash t.sh & done\nwait",
+     f"{HEAD}for n in $L; do srun -N1 -w $n bash t.sh & P+=($!); done\nfor p in ${{P[@]}}; do wait $p || exit; done"),
+    ("no_wait", ONE, "f() { python t.py; }\nf &", "f() { python t.py; }\ng() { wait; }\nf &\ng"),
+    ("no_wait", TWO, "for n in $L; do ssh $n python t.py & done\necho started",
+     "for n in $L; do ssh $n python t.py & done\nwait_for_all"),
+    ("loop_waits", TWO, "for n in $L; do srun -N1 -w $n lightning run model --node-rank=$r t.py; done",
+     "for n in $L; do srun -N1 -w $n lightning run model --node-rank=$r t.py & done\nwait"),
+    ("nodes_mismatch", TWO, "srun lightning run model --num-nodes=3 t.py", "srun lightning run model --num-nodes=2 t.py"),
+    ("ranks_exceed_gpus", TWO, "srun lightning run model --devices=8 t.py", "srun lightning run model --devices=4 t.py"),
+    ("port_invalid", ONE, "torchrun --master_port $UID --nproc_per_node=4 t.py",
+     "torchrun --master_port $((20000 + UID % 9999)) --nproc_per_node=4 t.py"),
+    ("port_default", "--gpus=1", f"srun torchrun --rdzv_backend=c10d --rdzv_endpoint=$(hostname) t.py",
+     f"srun torchrun --rdzv_backend=c10d --rdzv_endpoint=$(hostname):$((20000 + SLURM_JOB_ID % 9999)) t.py"),
+    ("port_fixed", "--cpus-per-task=4", "export MASTER_PORT=29500\nsrun ./t.sh",
+     ("--cpus-per-task=4 --exclusive", "export MASTER_PORT=29500\nsrun ./t.sh")),
+    ("slurm_variable_unset", "--gres=gpu:4", "echo $(($SLURM_GPUS * 2))\npython t.py",
+     "echo $SLURM_GPUS\npython t.py"),
+    ("variable_late", ONE, "source env.sh\nexport A=$ROOT/x\nROOT=/y\npython t.py",
+     "source env.sh\nROOT=/y\nexport A=$ROOT/x\npython t.py"),
+    ("variable_undefined", ONE, "nodes_array=(a b)\nh=${nodes_arrays[0]}\npython t.py",
+     "nodes_array=(a b)\nh=${nodes_array[0]}\npython t.py"),
+    ("variable_undefined", ONE, "source env.sh\nSCRIPT_ARGS=--x\ntorchrun --nproc_per_node=4 t.py $ARGS",
+     "source env.sh\nSCRIPT_ARGS=--x\ntorchrun --nproc_per_node=4 t.py $SCRIPT_ARGS $ARGS"),
+    ("log_folder", f"{ONE} --output=logs/%j/out", "python t.py", (f"{ONE} --output=%j.out", "python t.py")),
+    ("rank_in_batch_shell", ONE, "export R=$SLURM_LOCALID\ntorchrun --nproc_per_node=4 t.py --local_rank $R",
+     "torchrun --nproc_per_node=4 t.py"),
+    ("rank_in_batch_shell", "--nodes=1 --gpus-per-node=4",
+     "srun bash -c \"torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 --node_rank=$SLURM_PROCID t.py\"",
+     "srun bash -c 'torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 --node_rank=$SLURM_PROCID t.py'"),
+    ("gpus_idle", "--gres=dcu:4", "torchrun --nproc_per_node=2 t.py", "torchrun --nproc_per_node=4 t.py"),
     ("module_late", ONE, "source v/bin/activate\nmodule purge\npython t.py",
      "module purge\nsource v/bin/activate\npython t.py"),
     ("script_path", ONE, 'cd "$(dirname "$0")"\npython t.py', "cd $SLURM_SUBMIT_DIR\npython t.py"),
@@ -203,6 +265,7 @@ def test_bash_in_sh_is_told():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        (f'{HEAD}srun bash -c "source x; \\\n  a \\\n  b; \\\n  {RUN.replace("nnodes=2", "nnodes=3")}"', 8),
         (f"{HEAD}srun torchrun \\\n  --nnodes=3 \\\n  --nproc_per_node=4 {C10D} t.py", 6),
         (f"{HEAD}A=(\n  --nproc_per_node=4 {C10D}\n  --nnodes=3\n)\nsrun torchrun ${{A[@]}} t.py", 7),
         (f"{HEAD}srun bash -c '\n  {RUN.replace('nnodes=2', 'nnodes=3')}'", 6),
@@ -221,6 +284,29 @@ def test_unclosed_block_is_named():
 def test_what_a_lost_directive_leaves_behind_is_no_finding():
     text = "#!/bin/bash\n#SBATCH --time=1:00:00\n#SBTACH --gpus-per-node=4\ntorchrun --nproc_per_node=4 t.py\n"
     assert [each.code for each in check_script(text, "job.sh")] == ["script_directive_spelling"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "level"),
+    [
+        ("directive_ignored", "true\n#SBATCH --mem=4G\npython t.py", "error"),
+        ("directive_ignored", "python t.py\n#SBATCH --mem=4G", "warning"),
+        ("gpus_idle", "torchrun --nproc_per_node=2 t.py", "error"),
+        ("gpus_idle", "torchrun --nproc_per_node=3 t.py", "warning"),
+        ("failure_hidden", "python t.py\necho end", "info"),
+        ("failure_hidden", "python t.py\nexit 0", "warning"),
+        ("secret", "export HF_TOKEN=hf_0123456789abcdefghij\npython t.py", "warning"),
+    ],
+)
+def test_level_says_whether_the_job_can_do_its_work(code, text, level):
+    found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0 --gpus-per-node=4\n{text}\n", "job.sh")
+    assert {str(each.level) for each in found if each.code == f"script_{code}"} == {level}
+
+
+@pytest.mark.parametrize("option", ["--container-image=x.sqsh", "--mail-type=BEGIN --mail-type=END"])
+def test_directive_that_is_right_is_no_error(option):
+    found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0 {option}\ntrue\n", "job.sh")
+    assert {str(each.level) for each in found} <= {"info"}
 
 
 def test_option_that_a_plugin_may_have_is_no_error():
