@@ -29,7 +29,9 @@ def check_script(text: str, file: str) -> list[Finding]:
     )
     # What a lost directive leaves behind is no fault of its own.
     loses, harmless = rules()["rules"], rules()["harmless"]
-    lost = any(loses[code].get("loses_directives") and words.get("option") not in harmless for _, code, words in problems)
+    lost = any(
+        loses[code].get("loses_directives") and words.get("option") not in harmless for _, code, words in problems
+    )
     kept = [each for each in problems if not (lost and rules()["rules"][each[1]].get("of_directives"))]
     found = dict.fromkeys(_finding(file, *each) for each in kept)
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))

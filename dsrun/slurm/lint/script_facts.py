@@ -74,7 +74,9 @@ class ScriptFacts:
     def __init__(self, script: JobScript) -> None:
         self.script = script
         self.texts = [(each, shown(" ".join((*each.environment, each.text)))) for each in script.started]
-        tables = {name: rules()[name] for name in ("options", "foreign", "launchers", "set_by", "plugins", "known_variables")}
+        tables = {
+            name: rules()[name] for name in ("options", "foreign", "launchers", "set_by", "plugins", "known_variables")
+        }
         own = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "terms"}
         self._names = {each.__name__: each for each in _FUNCTIONS} | {"values": _VALUES} | tables | own
 

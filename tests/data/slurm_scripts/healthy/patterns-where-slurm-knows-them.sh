@@ -1,0 +1,17 @@
+#!/bin/bash
+#SBATCH --job-name=marks
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --time=8:00:00
+#SBATCH --output=marks-%j.log
+
+today=$(date +%j)
+note=$PWD/day-$today # of the year
+echo "day $today" >"$note"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((15000 + SLURM_JOB_ID % 15000))
+srun -o marks-%j.%t.out torchrun --nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$first:$port train_marks.py
+code=$?
+rm "$note"
+exit $code
