@@ -63,8 +63,8 @@ def all_devices(count: int) -> str:
 
 
 _FUNCTIONS = (
-    any, int, iter, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches, late,
-    group, gpus_in, folder_of, close, value_of, all_devices,
+    any, int, iter, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches,
+    late, group, gpus_in, folder_of, close, value_of, all_devices,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dsrun.system.process import scratch
 from dsrun.system.mounts import MountPoint
 from dsrun.system.process.scratch import OWNER, left_folders, remove_left, scratch_folder
 
-PACKAGE = Path(scratch.__file__).parents[1]
+PACKAGE = Path(scratch.__file__).parents[2]
 HOLD = """
 import sys
 from pathlib import Path

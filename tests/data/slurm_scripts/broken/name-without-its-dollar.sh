@@ -6,7 +6,7 @@
 #SBATCH --time=8:00:00
 #SBATCH --output=part-%j.log
 
-meeting=$PWD/meeting-$SLURM_JOB_ID
-touch "$meeting"
+lockfile=$PWD/lock-$SLURM_JOB_ID
+touch "$lockfile"
 torchrun --standalone --nproc_per_node=4 train_part.py
-rm meeting
+rm lockfile
