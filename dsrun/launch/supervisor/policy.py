@@ -1,14 +1,17 @@
-"""What to do after an attempt has failed: start again, with less memory, or stop. Pure: nothing is started here."""
+"""What to do after an attempt has failed, by policy.toml: start again, with less memory, or stop. Pure: nothing is
+started here."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.diagnosis.rules import UNKNOWN, FailureCause, cause_named
-from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
+from dsrun.errors import EXIT_MISSING, EXIT_TOOL_FAILED, EXIT_USAGE
 from dsrun.launch.memory_fallback import MemoryFallback
 
+_TABLE = toml_beside(__file__)
 NODE_LOST = "node_lost"
 """The cause (docs/diagnose.md) that is the nodes' own, and no failure of the run."""
 LONGEST_WAIT = 60.0
@@ -92,99 +95,43 @@ def decide(
     is the limit. `fallback` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
     `shrink`), None where unknown.
     """
-    last = history[-1]
-    decision = _rolled_back(history, progress, fallback) or _stop_without_retry(history, progress, fallback)
-    if decision is None and _cause(last).then == "shrink":
-        decision = _shrunk(last, limits, fallback, micro_batch)
-    if decision is None:
-        decision = _restarted(history, limits, progress, fallback)
-    return decision if decision.cause else replace(decision, cause=last.cause)
-
-
-def _rolled_back(
-    history: Sequence[AttemptFailure], progress: Sequence[int | None], fallback: MemoryFallback
-) -> RunDecision | None:
-    """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
-    last = history[-1]
-    if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
-        return None
-    why = f"{_title(last)}: {_beginning(progress)}, without what failed"
-    return RunDecision(action="restart", exit_code=exit_code(last), why=why, fallback=fallback)
-
-
-def _stop_without_retry(
-    history: Sequence[AttemptFailure], progress: Sequence[int | None], fallback: MemoryFallback
-) -> RunDecision | None:
-    """The decision where another attempt would end like this one, or is not ours to make."""
-    last = history[-1]
-    cause = _cause(last)
-    if cause.then == "resume":
-        return _stop(f"{cause.title}: the same command goes on from here", fallback, EXIT_RESUME)
-    if cause.then == "stop":
-        return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", fallback, last)
-    if last.exit_code in CONFIGURATION and cause.then != "shrink":
-        return _stop("configuration or usage error; not restarted, it would end the same way", fallback, last)
-    if (
-        cause is UNKNOWN
-        and last.trace
-        and (last.trace, last.step) in [(earlier.trace, earlier.step) for earlier in history[:-1]]
-    ):
-        # Of a script of the user's own, its output may not show any step.
-        unknown = "at the same place" if progress[-1] is None else "before training began"
-        at = unknown if last.step is None else f"after step {last.step}"
-        why = f"the same crash twice {at}, so a restart does not help: {last.message}"
-        return replace(_stop(why, fallback, last), cause="deterministic_crash")
-    return None
+    last, known = history[-1], _cause(history[-1])
+    expected = (NODE_LOST,) if limits.losses else ()
+    stalled = _since_progress(history, progress)
+    names = SubjectNames(
+        last,
+        _TABLE["terms"],
+        known=known,
+        is_unknown=known is UNKNOWN,
+        is_configuration=last.exit_code in CONFIGURATION,
+        is_expected=last.cause in expected,
+        earlier=[(each.trace, each.step) for each in history[:-1]],
+        rollbacks=sum(each.rollback for each in history),
+        most_rollbacks=ROLLBACKS,
+        done=sum(_counts(each) and each.cause not in expected for each in history[:-1]),
+        stalled=stalled,
+        most_stalled=STALLED + limits.losses,
+        # The exponent is bounded too: --max-restarts is not, and 2.0 ** 1024 is an OverflowError.
+        wait_s=min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10)),
+        limits=limits,
+        progress=progress,
+        fallback=fallback,
+        micro_batch=micro_batch,
+    )
+    row = next(each for each in _TABLE["decisions"] if evaluate(each["when"], names))
+    return RunDecision(
+        action=row["action"],
+        exit_code=row.get("exit_code", exit_code(last)),
+        wait_s=evaluate(row.get("wait_s", "0.0"), names),
+        why=evaluate(row["why"], names),
+        fallback=replace(fallback, **evaluate(row.get("change", "{}"), names)),
+        cause=row.get("cause", last.cause),
+    )
 
 
 def _cause(failure: AttemptFailure) -> FailureCause:
     """What is known of it; neither "none" nor "unknown" is a reason for a failure."""
     return UNKNOWN if failure.cause in ("none", "unknown") else cause_named(failure.cause)
-
-
-def _title(failure: AttemptFailure) -> str:
-    cause = _cause(failure)
-    return f"{cause.title}: {failure.message}" if cause is UNKNOWN and failure.message else cause.title
-
-
-def _shrunk(
-    last: AttemptFailure, limits: RestartLimits, fallback: MemoryFallback, micro_batch: int | None
-) -> RunDecision:
-    """Out of memory: the next fallback, in the order of what it costs in speed."""
-    title = cause_named(last.cause).title
-    if not limits.remedy:
-        return _stop(f"{title}, and no remedy is allowed: {cause_named(last.cause).fix}", fallback, last)
-    if micro_batch is not None and micro_batch > 1:
-        change = replace(fallback, halvings=fallback.halvings + 1)
-        what = "half the micro batch and more accumulation, the global batch stays"
-    elif not fallback.recompute:
-        change, what = replace(fallback, recompute=True), "activations recomputed (gradient checkpointing)"
-    elif fallback.offload == "none" and last.cause != "host_oom_killed":  # which offloading would make worse
-        change, what = replace(fallback, offload="cpu"), "the optimizer offloaded to the CPU"
-    else:
-        return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", fallback, last)
-    return RunDecision(action="restart", exit_code=exit_code(last), why=f"{title}: again with {what}", fallback=change)
-
-
-def _restarted(
-    history: Sequence[AttemptFailure], limits: RestartLimits, progress: Sequence[int | None], fallback: MemoryFallback
-) -> RunDecision:
-    """Another attempt, as long as restarts are left and the run gets on."""
-    last = history[-1]
-    title = _title(last)
-    expected = (NODE_LOST,) if limits.losses else ()
-    done = sum(_counts(failure) and failure.cause not in expected for failure in history[:-1])
-    if done >= limits.max_restarts and last.cause not in expected:
-        return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", fallback, last)
-    stalled = _since_progress(history, progress)
-    if stalled > STALLED + limits.losses and progress[-1] is not None:
-        why = f"{title}; {stalled - 1} restarts brought no new checkpoint, so another would not help"
-        return _stop(why, fallback, last)
-    # The exponent is bounded too: --max-restarts is not, and 2.0 ** 1024 is an OverflowError.
-    wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
-    order = "" if last.cause in expected else f" (restart {done + 1} of at most {limits.max_restarts})"
-    why = f"{title}: {_beginning(progress)} in {wait:.0f} s{order}"
-    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, fallback=fallback)
 
 
 def _counts(failure: AttemptFailure) -> bool:
@@ -201,22 +148,6 @@ def _since_progress(history: Sequence[AttemptFailure], progress: Sequence[int | 
         if before is not None and after is not None and after > before:
             break
     return max(count, 1)
-
-
-def _beginning(progress: Sequence[int | None]) -> str:
-    begin = progress[-1]
-    if begin is None:
-        return "again"
-    return f"again from step {begin}" if begin else "again from its start"
-
-
-def _times(count: int) -> str:
-    return "restarted once" if count == 1 else f"restarted {count} times" if count else "not restarted"
-
-
-def _stop(why: str, fallback: MemoryFallback, code: AttemptFailure | int) -> RunDecision:
-    number = code if isinstance(code, int) else exit_code(code)
-    return RunDecision(action="stop", exit_code=number, why=why, fallback=fallback)
 
 
 def exit_code(failure: AttemptFailure) -> int:
