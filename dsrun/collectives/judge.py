@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dsrun.collectives.facts import differences
 from dsrun.collectives.observations import CollectiveObservations, GroupResult
@@ -58,22 +58,20 @@ def judge(seen: CollectiveObservations) -> CollectiveVerdict:
 
 
 def _members(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
-    for index in seen.missing:
-        host = seen.host(index)
-        yield finding_of("node_missing", name=seen.name(index), address=seen.address, where=host), [host]
-    for index, how in seen.lost.items():
-        host = seen.host(index)
-        yield finding_of("node_lost", name=seen.name(index), how=how, where=host), [host]
-    for index, why in seen.unready.items():
-        host = seen.host(index)
-        yield finding_of("ranks_not_started", name=seen.name(index), why=why, where=host), [host]
+    found: list[tuple[str, int, dict[str, Any]]] = [
+        *(("node_missing", index, {"address": seen.address}) for index in seen.missing),
+        *(("node_lost", index, {"how": how}) for index, how in seen.lost.items()),
+        *(("ranks_not_started", index, {"why": why}) for index, why in seen.unready.items()),
+    ]
     devices = {member.device for member in seen.members.values()}
     for index, member in seen.members.items():
-        host = member.facts.host
         if not member.facts.torch:
-            yield finding_of("no_torch", name=seen.name(index), where=host), [host]
+            found.append(("no_torch", index, {}))
         elif len(devices) > 1 and member.device == "cpu":
-            yield finding_of("no_gpu", name=seen.name(index), where=host), [host]
+            found.append(("no_gpu", index, {}))
+    for code, index, values in found:
+        host = seen.host(index)
+        yield finding_of(code, name=seen.name(index), where=host, **values), [host]
 
 
 def _own_checks(seen: CollectiveObservations) -> Iterator[JudgedHosts]:

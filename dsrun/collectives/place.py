@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
 from dsrun.launch.detection.detect import detect
+from dsrun.launch.refusals import refusal
 from dsrun.launch.training_job import LOOPBACK
 from dsrun.system.hostlist import expand_hosts
 
@@ -31,28 +32,22 @@ class MemberPlace:
     by_hand: bool = False
 
 
-def place_of(
-    *,
-    ranks: int | None,
-    nodes: int | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    environ: Mapping[str, str],
-) -> MemberPlace | SrunLauncher:
+def place_of(*, ranks: int | None, environ: Mapping[str, str], **machines: Any) -> MemberPlace | SrunLauncher:
     """Where this process is; SrunLauncher in a SLURM allocation outside of its steps, where srun has to start one
-    process per node. Raises UsageError for what contradicts itself or the surroundings."""
+    process per node. `machines` are fields of LaunchRequest. Raises UsageError for what contradicts itself or the
+    surroundings."""
     environ, per_task = _tasks_as_nodes(environ)
-    if nodes is None and node_rank is None and ranks is not None and not environ.get("SLURM_STEP_ID"):
-        nodes = 1 if environ.get("SLURMD_NODENAME") or not environ.get("SLURM_JOB_ID") else None
-    request = LaunchRequest(nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port)
+    request = LaunchRequest(**machines)
+    alone = request.nodes is None and request.node_rank is None and ranks is not None
+    if alone and not environ.get("SLURM_STEP_ID"):
+        on_this = environ.get("SLURMD_NODENAME") or not environ.get("SLURM_JOB_ID")
+        request = replace(request, nodes=1 if on_this else None)
     found = detect(request, environ)
     if isinstance(found, SrunLauncher):
         return found
     if isinstance(found, SshLauncher):
-        if nodes is not None:
-            what = f"--nodes {nodes} in {found.job}, and this test starts itself on other machines under SLURM only"
-            raise UsageError(what, fix="start it on each of them: mpirun, with one process per machine")
+        if request.nodes is not None:
+            raise refusal("place.only_slurm", nodes=request.nodes, job=found.job)
         found = detect(replace(request, nodes=1), environ)
     assert isinstance(found, LocalLauncher)
     listed = environ.get("SLURM_STEP_NODELIST", "") if found.nodes > 1 and not found.own_terminal else ""

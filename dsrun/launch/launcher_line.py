@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsrun.datafiles import toml_beside
 from dsrun.launch.launchers import PYTHON
 from dsrun.launch.program import LOCAL_RANK
-from dsrun.launch.refusals import refusal
+from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import is_count, shortened
 from dsrun.system.shell import command_line
 
@@ -189,16 +189,12 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine, unnamed: Path | N
     given = dict(said["given"])
     hostfile = Path(given["hostfile"]) if "hostfile" in given else unnamed if unnamed and unnamed.is_file() else None
     nodes, nproc, include = given.pop("num_nodes", None), given.pop("num_gpus", None), given.pop("include", None)
-    env: dict[str, str] = {}
-    if hostfile is not None and nodes:
-        raise refusal("line.num_nodes", nodes=nodes, hostfile=hostfile)
-    if hostfile is None and include:
-        host, _, slots = include.partition(":")
-        if host != "localhost" or not slots:
-            raise refusal("line.no_hostfile", include=include)
-        if not all(map(is_count, slots.split(","))):
-            raise refusal("line.no_numbers", include=include)
-        env, include, nproc = {"CUDA_VISIBLE_DEVICES": slots}, None, nproc or len(slots.split(","))
+    host, _, slots = (include or "").partition(":")
+    is_local, numbers, env = hostfile is None and bool(include), slots.split(","), dict[str, str]()
+    names = {"hostfile": hostfile, "nodes": nodes, "include": include, "is_local": is_local, "host": host}
+    refuse("deepspeed", **names, slots=slots, are_numbers=all(map(is_count, numbers)))
+    if is_local:
+        env, include, nproc = {"CUDA_VISIBLE_DEVICES": slots}, None, nproc or len(numbers)
     line = replace(
         line,
         nodes=nodes,

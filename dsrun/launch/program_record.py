@@ -189,16 +189,14 @@ class ProgramRecord:
 
     def _tell(self, figures: "ProgramFigures") -> None:
         """That training goes on, now and then."""
-        now = time.monotonic()
+        now, log = time.monotonic(), figures.log
         is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
-        if not self._is_going or figures.log.step is None or is_told:
+        if not self._is_going or log.step is None or is_told:
             return
-        if self._told_at is None:
-            step = None if self._tail.skipped else max(0, figures.first_step - 1)
-            self._event("training", step=step, max_steps=figures.log.max_steps, step_s=figures.log.step_s)
-        else:
-            log = figures.log
-            self._event("progress", step=log.step, max_steps=log.max_steps, step_s=log.step_s)
+        kind, step = "training", None if self._tail.skipped else max(0, figures.first_step - 1)
+        if self._told_at is not None:
+            kind, step = "progress", log.step
+        self._event(kind, step=step, max_steps=log.max_steps, step_s=log.step_s)
         self._told_at = now
 
     def _event(self, kind: str, **details: Any) -> None:

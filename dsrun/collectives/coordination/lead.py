@@ -225,9 +225,8 @@ class CollectiveLead:
         if message.get("phase") == number:
             return [(int(message["rank"]), RankResult.from_message(message))]
         if "ended" in message:
-            self.seen.unready[index] = str(message["ended"])
+            self.seen.unready[index] = error = str(message["ended"])
             ended = (index, int(message["local"]))
-            error = str(message["ended"])
             return [(rank, RankResult(state="died", error=error)) for rank in group_of if self._local[rank] == ended]
         return []
 

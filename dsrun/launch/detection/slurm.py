@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, integer, port_of
-from dsrun.launch.refusals import refusal
+from dsrun.launch.refusals import refusal, refuse
 from dsrun.system import variables
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
@@ -23,11 +23,7 @@ def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher
     nodes = integer(environ, "SLURM_STEP_NUM_NODES", 1)
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS", 1)
     node = integer(environ, "SLURM_NODEID", 0)
-    if tasks != nodes:
-        raise refusal("slurm.tasks", tasks=tasks, nodes=f"{nodes} node{'s' if nodes > 1 else ''}")
-    for flag, value, real in (("--nodes", request.nodes, nodes), ("--node-rank", request.node_rank, node)):
-        if value is not None and value != real:
-            raise refusal("slurm.flag", flag=flag, value=value, node=node, nodes=nodes)
+    refuse("step", request=request, tasks=tasks, nodes=nodes, node=node)
     if nodes == 1:
         return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
     nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
