@@ -120,8 +120,10 @@ def given_options(
     job: RenderedProgram, spec: type, values: dict[str, Any], cwd: Path, rendering: JobRendering
 ) -> tuple[Sequence[OptionValue], ...]:
     """The options of the command line, with those of a launcher's line behind it, the weaker ones of run.yaml, and the
-    training's --elastic."""
-    flags, section = list(from_flags(spec, values)), [*from_run_file(job.config, cwd, rendering), *elastic_of(job)]
+    training's --elastic, which the job's own options have to fit."""
+    flags, section = list(from_flags(spec, values)), [*from_run_file(job.config, cwd, rendering)]
+    if elastic := job.recipe and job.recipe.spec.elastic:
+        section.append(OptionValue(name="elastic", values=(elastic,), where="--elastic"))
     if job.line is None:
         return flags, section
     known = {each.name for each in (*flags, *section)}
@@ -170,12 +172,6 @@ def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tup
     if given:
         print_note(f"options from the {section} section of {config}: {', '.join(each.name for each in given)}")
     return (*given, *restarts)
-
-
-def elastic_of(job: RenderedProgram) -> tuple[OptionValue, ...]:
-    """--elastic of the training, which the job's own options have to fit."""
-    text = job.recipe and job.recipe.spec.elastic
-    return (OptionValue(name="elastic", values=(text,), where="--elastic"),) if text else ()
 
 
 def from_flags(spec: type, values: dict[str, Any]) -> Iterable[OptionValue]:

@@ -252,15 +252,12 @@ class RunAttempt:
             return max(last, self._signalled_at or now) - (self._signalled_at or now) + STRAGGLER_TIMEOUT_S
         return self.job.patience or float("inf")
 
-    def _is_failure(self) -> bool:
-        failed = self._missing or any(self._ended.values()) or self._never_started()
-        return self._hang is not None or (self._signalled_at is None and bool(failed))
-
     def _collect_evidence(self) -> None:
         """Of a failure or a hang, here or elsewhere."""
         others, stops = self._context.others, self._stop_requests
         hang = self._hang is not None or (self._by_others and others.hang_elsewhere())
-        if hang or self._is_failure() or self._wait_for_others():
+        failed = self._missing or any(self._ended.values()) or self._never_started()
+        if hang or (self._signalled_at is None and failed) or self._wait_for_others():
             self._collect()
         if hang:
             others.share_evidence(lambda: stops.force_quit is not None or stops.interrupted)

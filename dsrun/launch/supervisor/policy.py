@@ -162,7 +162,10 @@ def evidence_against(failure: AttemptFailure, events: Iterable[Mapping[str, Any]
     `events` are those of the run folder, with this failure and those of earlier starts of the job.
     """
     cause, events = cause_named(failure.cause), list(events)
-    if cause.faulty_node or (failure.exit_code == EXIT_MISSING and _has_failed(failure.host, events)):
+    # Where the hardware has failed before, the next attempt may find no GPU any more.
+    earlier = (each.get("cause", "") for each in events if failure.host and each.get("failed_host") == failure.host)
+    missing = failure.exit_code == EXIT_MISSING and any(cause_named(str(each)).faulty_node for each in earlier)
+    if cause.faulty_node or missing:
         return "a hardware error"
     if not cause.suspect_node or not failure.host:
         return None
@@ -177,9 +180,3 @@ def evidence_against(failure: AttemptFailure, events: Iterable[Mapping[str, Any]
     if failure.host not in suspects or len(suspects) > _MOST_SUSPECTS:
         return None
     return f"{counts[failure.host]} failures"
-
-
-def _has_failed(host: str, events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the hardware of `host` has failed before: the next attempt there may find no GPU any more."""
-    causes = (str(each.get("cause", "")) for each in events if host and each.get("failed_host") == host)
-    return any(cause_named(cause).faulty_node for cause in causes)
