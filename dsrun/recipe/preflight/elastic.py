@@ -9,7 +9,6 @@ from dsrun.recipe.batch import BatchPlan, batch_of
 from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.recipe import Recipe
 from dsrun.refusals import Refusals
-from dsrun.system.env import is_count, shortened
 
 _TEXTS = Refusals(__file__)
 
@@ -24,6 +23,8 @@ class NodeRange:
     @classmethod
     def parse(cls, text: str, where: str = "--elastic") -> Self:
         """Of MIN:MAX. Raises UsageError, which begins with `where`."""
+        from dsrun.system.env import is_count, shortened  # few runs
+
         least, _, most = text.partition(":")
         if not (is_count(least) and is_count(most) and 1 <= int(least) < int(most)):
             raise _TEXTS.error("range.form", where=where, text=shortened(text))

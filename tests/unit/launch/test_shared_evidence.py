@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.launch.coordinator import client, server
+from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
@@ -21,8 +21,7 @@ from tests.unit.launch.test_attempt import OneRank, SlowAgent, surroundings
 
 @pytest.fixture
 def patient(monkeypatch):
-    for module in (client, server):
-        monkeypatch.setattr(module, "EVIDENCE_TIMEOUT_S", NEVER)
+    monkeypatch.setattr(messages, "EVIDENCE_TIMEOUT_S", NEVER)
 
 
 @pytest.mark.usefixtures("patient")
@@ -73,8 +72,7 @@ def test_second_signal_ends_wait_for_evidence(node, cluster):
 @pytest.mark.parametrize("node", [0, 1])
 def test_wait_for_evidence_is_limited(node, cluster, monkeypatch):
     """A supervisor that is stopped must not keep the others from a restart."""
-    for module in (client, server):
-        monkeypatch.setattr(module, "EVIDENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(messages, "EVIDENCE_TIMEOUT_S", 0.1)
     cluster.open(2)[node].share_evidence(bool)
 
 
