@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system.process import scratch
 from dsrun.system.mounts import MountPoint
+from dsrun.system.process import scratch
 from dsrun.system.process.scratch import OWNER, left_folders, remove_left, scratch_folder
 
 PACKAGE = Path(scratch.__file__).parents[2]
