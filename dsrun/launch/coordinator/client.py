@@ -41,6 +41,8 @@ class CoordinatorClient(messages.Coordinator, EventLoop):
         self._evidence_complete = False
         self._left = False
         self._departed = False
+        self.is_late = False
+        """Whether the run goes on without this node: `take_part` waits for it then."""
         self._decision: RunDecision | None = None
         self.return_timeout_s = messages.RENDEZVOUS_TIMEOUT_S
         """Seconds that node 0 waits for a lost node."""
@@ -52,9 +54,15 @@ class CoordinatorClient(messages.Coordinator, EventLoop):
         return self._connection.local_address
 
     def gather(self) -> None:
+        self.take_part(lambda: False, lambda: False)
+
+    def take_part(self, is_ready: Callable[[], bool], give_up: Callable[[], bool]) -> None:
+        told = False
         with self.changed:
             # A signal handler that notes a request wakes nobody, so this looks for one.
-            while not self._began:
+            while not self._began and not give_up():
+                if not told and (told := is_ready()):
+                    self.post(self._connection, {"ready": True})
                 if request := self.stop_requested():
                     raise messages.StoppedBeforeStart(request)
                 if self._decision:

@@ -106,6 +106,10 @@ class Coordinator:
         Raises RendezvousError if nodes are missing, and StoppedBeforeStart if any node was asked to stop.
         """
 
+    def take_part(self, is_ready: Callable[[], bool], give_up: Callable[[], bool]) -> None:
+        """On a node that joins a run which goes on without it: wait until it is taken in, which is not asked for before
+        its ranks can start at once."""
+
     def check(self) -> bool:
         """Whether this node must end its attempt because another node failed or is lost, or its ranks hang."""
         return False
@@ -212,12 +216,14 @@ _REPLACE_AFTER_S = 3.0
 
 @dataclass
 class Peer:
-    """The supervisor of another node. `waiting` until it takes part in an attempt."""
+    """The supervisor of another node. `waiting` until it takes part in an attempt, for which it is `ready` when its
+    ranks can start at once."""
 
     node: int
     host: str
     connection: PeerConnection
     waiting: bool = True
+    ready: bool = False
 
 
 def still_taken(message: PeerMessage, peers: Mapping[int, Peer]) -> str | None:

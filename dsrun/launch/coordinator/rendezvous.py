@@ -115,7 +115,8 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
     for message in rest:
         client.on_message(connection, message)
     if answer.get("begun"):
-        print_note(f"node {place.node}: the run has begun, and takes this node in at its next restart")
+        print_note(f"node {place.node}: the run goes on without this node, and takes it in when it is ready")
+        client.is_late = True
     return client
 
 
@@ -145,7 +146,8 @@ def _joined_and_gathered(
         client = join(place, name=name, key=key, timeout_s=max(0.0, deadline - time.monotonic()))
         early.forward_to(client)
         try:
-            client.gather()
+            if not client.is_late:
+                client.gather()
             return client
         except FirstNodeLeft:
             client.close()

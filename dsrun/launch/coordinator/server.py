@@ -4,7 +4,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -64,7 +64,8 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         self._by_connection: dict[PeerConnection, messages.Peer] = {}
         self._hosts: dict[int, str] = {}
         self._refused: dict[str, str] = {}
-        self._has_refused_own = self._has_begun = False
+        # Whether a node that joins now, or leaves before it is taken in, is no concern of the others.
+        self._has_refused_own = self._goes_on_without = False
         self._ends: dict[int, messages.NodeResult] = {}
         self._failed_at: float | None = None
         self._with_evidence: set[int] = set()
@@ -97,9 +98,8 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         if missing:
             self._notify(f"beginning without {messages.format_nodes(missing, self._hosts)}")
         with self.changed:
-            self._has_begun = True
-            if self._is_elastic:
-                self.members = (0, *sorted(self._peers))
+            self._goes_on_without = self._is_elastic
+            self._choose(missing)
             self._send_begin()
 
     def check(self) -> bool:
@@ -109,8 +109,8 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
     def must_regroup(self) -> bool:
         first, longest, now = messages.RETURN_S, messages.LONGEST_RETURN_S, time.monotonic()
         with self.changed:
-            waiting = [(each.node, each.connection.opened) for each in self._peers.values() if each.waiting]
-        since = ((now - opened, min(9, max(0, self._losses[node] - 1))) for node, opened in waiting)
+            ready = [each for each in self._peers.values() if each.waiting and each.ready]
+        since = ((now - each.connection.opened, min(9, max(0, self._losses[each.node] - 1))) for each in ready)
         return self._is_elastic and any(seconds > min(longest, first * 2**times) for seconds, times in since)
 
     def hang_elsewhere(self) -> bool:
@@ -141,7 +141,6 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             self._now += 1
             self._done = decision.action == "stop"
             if self._is_elastic and not self._done:
-                self.members = (0, *sorted(self._peers))
                 decision = replace(decision, nodes=self.members)
             self._post_to_nodes({"decision": asdict(decision)}, also_waiting=self._done)
             if decision.action == "restart":
@@ -185,6 +184,9 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         """A restart only if every lost node has come back, or enough are left."""
         missing = self._wait_for_all(self._timeout_s if self._returns else 0.0)
         if len(missing) <= self.nodes - self._least:
+            with self.changed:
+                late = [each.node for each in self._peers.values() if each.waiting and not each.ready]
+            self._choose(missing, late)
             return messages.unless_stopped(decision, self.stop_requested())
         who = messages.format_nodes(missing, self._hosts)
         why = f"{who} did not come back within {self._timeout_s:.0f} s"
@@ -194,11 +196,17 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         stop = replace(decision, action="stop", exit_code=code, wait_s=0.0, why=why, cause=NODE_LOST)
         return stop if not self.stop_requested() else messages.unless_stopped(decision, self.stop_requested())
 
+    def _choose(self, missing: Sequence[int], late: Sequence[int] = ()) -> None:
+        """Who takes part in the next attempt: not those `missing`, nor those that would hold it up, if the others are
+        enough. One that is lost from now on is a loss of that attempt."""
+        without = {*missing, *late} if len(missing) + len(late) <= self.nodes - self._least else {*missing}
+        self.members = tuple(node for node in range(self.nodes) if node not in without)
+
     def _send_begin(self) -> None:
         begin: PeerMessage = {"begin": self._now} | ({"nodes": self.members} if self._is_elastic else {})
         with self.changed:
             for peer in self._peers.values():
-                if peer.waiting:
+                if peer.waiting and peer.node in self.members:
                     peer.waiting = False
                     self.post(peer.connection, begin)
             # Lost after it was counted, before it was started.
@@ -278,7 +286,9 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             self._record(messages.NodeResult.from_dict({**message["ended"], "node": peer.node}))
         elif "evidence" in message:
             self._add_evidence(peer.node)
-        elif "stop" in message:
+        elif "ready" in message:
+            peer.ready = True
+        elif "stop" in message and not (peer.waiting and self._goes_on_without):
             request = StopRequest.from_dict(message["stop"])
             known = self.stop_requested()
             if known is None or known.yields_to(request):
@@ -328,7 +338,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         if node in self._peers:
             self._drop_peer(node, _SILENT)
         welcome = hmac_digest(self._key, "leader", message.get("challenge"))
-        self.post(connection, {"welcome": dict(self.run_info), "proof": welcome, "begun": self._has_begun})
+        self.post(connection, {"welcome": dict(self.run_info), "proof": welcome, "begun": self._goes_on_without})
         with self.changed:
             self._hosts[node] = host
             peer = messages.Peer(node, host, connection)

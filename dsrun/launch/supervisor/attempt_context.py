@@ -38,8 +38,8 @@ class AttemptContext:
     """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
     family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look,
     `observe` what is to be shown of it, `record_failing` is called when an attempt has failed and nothing is ended yet,
-    `waiting` with a line about what is waited for and the seconds that are left to it, and `attend` with the nodes of
-    the next attempt, if these are others than before."""
+    `waiting` with a line about what is waited for and the seconds that are left to it, `attend` with the nodes of the
+    next attempt, if these are others than before, and `say` with what is being done from now on."""
 
     job: TrainingJob
     scratch: Path
@@ -53,3 +53,4 @@ class AttemptContext:
     waiting: Callable[[str, float], None] = lambda _line, _seconds: None
     observe: RankObserver = lambda _attempt, _beats, _pids: None
     attend: Callable[[Sequence[int]], None] = lambda _nodes: None
+    say: Callable[[str], None] = lambda _what: None

@@ -50,6 +50,7 @@ from dsrun.system.terminal.log_format import LineFormatter
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import is_json
 
+STARTING = "starting the ranks"
 LOADING = "loading torch, transformers and DeepSpeed"
 WAIT_POLL_S = 0.1
 # Failures of ranks that did not end by themselves.
@@ -89,14 +90,14 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             record.over()
             event_writer.failing(number, result, first=job.node_rank == 0)
 
-        shown = stack.enter_context(status("starting the ranks" if job.external else LOADING))
+        shown = stack.enter_context(status(STARTING if job.external else LOADING))
 
         def observe(number: int, beats: Mapping[int, RankHeartbeat], pids: Mapping[int, int]) -> None:
             status_writer.offer(number, beats, pids)
             if beat := beats.get(0):
                 shown.say(*activity(beat))
-            elif pids and job.external:
-                shown.say("")  # what it does then is its own affair
+            elif beats or (pids and job.external):
+                shown.say("")  # node 0 tells it; what a program does then is its own affair
 
         context = AttemptContext(
             job=job,
@@ -111,6 +112,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
             record_failing=failing,
             attend=status_writer.attend,
+            say=shown.say,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         as_json = is_json(job.env)
@@ -137,7 +139,7 @@ class _Supervision:
         self._event_writer = event_writer
         self._record = record
         self._members: Sequence[int] = range(job.nnodes)
-        self._number = context.others.attempt
+        self._number = 0
         self._env = self._environment()
         self._starter: AgentStarter = SpawnStarter(sink)
         if job.warm:
@@ -149,9 +151,8 @@ class _Supervision:
         self._history: list[AttemptFailure] = []
         self._will_restart = False
         self._progress: list[int | None] = []
-        # A node that joins a run later does not know its checkpoints.
         self._saved_batch = job.saved_batch
-        self._knows_saved_batch = not job.external and self._number == 0
+        self._knows_saved_batch = False
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
@@ -179,6 +180,10 @@ class _Supervision:
     def run_attempts(self) -> RunOutcome:
         """Attempt after attempt; no process is left."""
         try:
+            self._coordinator.take_part(self._is_ready, lambda: self._stop_requests.interrupted)
+            self._number = self._coordinator.attempt
+            # A node that joins a run later does not know its checkpoints.
+            self._knows_saved_batch = not self._job.external and self._number == 0
             while True:
                 self._progress.append(self._newest())
                 self._tell_members()
@@ -200,12 +205,19 @@ class _Supervision:
                 if self._job.elastic:
                     self._stop_requests.regrouped()
                 self._number += 1
+                self._context.say(STARTING)  # until a rank tells more
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
                 if not self._pause(decision.wait_s) or not self._gpus_are_free():
                     return self._result_after_signal()
         finally:
             self._coordinator.close()
             reaper.end(self._context.run_id)
+
+    def _is_ready(self) -> bool:
+        """Whether ranks can be started at once, so that a node which joins does not hold the others up."""
+        if is_ready := self._starter.is_ready:
+            self._context.say("waiting until the run takes this node in")
+        return is_ready
 
     def _tell_members(self) -> None:
         """Record with which nodes the attempt begins, where these are others than before."""

@@ -24,6 +24,8 @@ WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.decide_p
 class SpawnStarter:
     """A new interpreter for every agent and every rank."""
 
+    is_ready = True
+
     def __init__(self, output: IO[bytes]) -> None:
         self._output = output
 
@@ -70,6 +72,7 @@ class ZygoteStarter:
         self._code: int | None = None
         # Where the imports fail: the logs of spawned ranks show how.
         self._spawner: SpawnStarter | None = None
+        self._has_imported = False
         self._begin()
 
     def _begin(self) -> None:
@@ -119,6 +122,12 @@ class ZygoteStarter:
         self._socket.setblocking(False)
         return self
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all is imported, or never will be."""
+        self._read_answers()
+        return self._has_imported or self.process.poll() is not None
+
     def kept_processes(self) -> set[int]:
         if self._spawner is not None:
             return set()
@@ -154,6 +163,7 @@ class ZygoteStarter:
         for answer in map(json.loads, lines):
             self._pid = answer.get("agent", self._pid)
             self._code = answer.get("ended", self._code)
+            self._has_imported = self._has_imported or "forks" in answer
             if "standby" in answer:
                 self._standby = StandbyZygote(answer["standby"], self._sockets.pop(0))
 

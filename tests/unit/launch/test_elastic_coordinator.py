@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from dsrun.errors import EXIT_RESUME
 from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.client import OverWithoutThisNode
-from dsrun.launch.coordinator.messages import NodeResult, unless_stopped
+from dsrun.launch.coordinator.messages import NodeResult, StoppedBeforeStart, unless_stopped
+from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.policy import NODE_LOST
 from dsrun.runs.stop_request import REGROUP, StopRequest
@@ -71,6 +73,10 @@ def test_node_that_comes_back_is_taken_in_after_a_while(cluster, shrunk, monkeyp
     until(lambda: 1 in leader._peers)
     assert not leader.must_regroup()
     monkeypatch.setattr(messages, "RETURN_S", 0.0)
+    assert not leader.must_regroup()  # its ranks would have to import everything first
+    imported, pool = threading.Event(), ThreadPoolExecutor()
+    taken = pool.submit(one.take_part, imported.is_set, lambda: False)
+    imported.set()
     until(leader.must_regroup)
     leader.announce_stop(StopRequest.now(REGROUP))
     until(two.stop_requested)
@@ -80,8 +86,46 @@ def test_node_that_comes_back_is_taken_in_after_a_while(cluster, shrunk, monkeyp
         decision = pool.submit(leader.report_and_wait, ended[0], lambda _: restart())
         assert two.report_and_wait(ended[1], None).nodes == (0, 1, 2)
         assert decision.result().action == "restart"
-    one.gather()
+    taken.result()
     assert one.members == (0, 1, 2)
+    assert leader.stop_requested() is two.stop_requested() is None
+
+
+def test_loss_between_count_and_start_leaves_enough_members(cluster, monkeypatch):
+    leader, one, two = cluster.open(3, least=2)
+
+    def lost_once_chosen(*found):
+        CoordinatorServer._choose(leader, *found)
+        two.end()
+        until(lambda: 2 not in leader._peers)
+
+    monkeypatch.setattr(leader, "_choose", lost_once_chosen)
+    one.end()
+    until(leader.check)
+    leader._record(NodeResult(node=2, ok=False))
+    assert leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart()).nodes == (0, 2)
+    assert leader.check()  # a loss of the attempt that now begins
+
+
+def test_node_that_still_imports_is_left_out_of_a_restart(cluster, shrunk):
+    leader, two = shrunk
+    cluster.follower(1, 3)
+    until(lambda: 1 in leader._peers)
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(two.report_and_wait, NodeResult(node=2, ok=False), None)
+        assert leader.report_and_wait(NodeResult(node=0, ok=False), lambda _: restart()).nodes == (0, 2)
+        assert told.result().nodes == (0, 2)
+    assert leader._peers[1].waiting
+
+
+def test_signal_to_a_node_that_waits_is_its_own_affair(cluster, shrunk):
+    leader, two = shrunk
+    one = cluster.follower(1, 3)
+    until(lambda: 1 in leader._peers)
+    one.announce_stop(StopRequest.now("SIGTERM"))
+    with pytest.raises(StoppedBeforeStart):
+        one.take_part(lambda: True, lambda: False)
+    until(lambda: leader._peers[1].ready)
     assert leader.stop_requested() is two.stop_requested() is None
 
 
@@ -91,6 +135,7 @@ def test_each_loss_of_a_node_makes_its_return_wait_longer(cluster, shrunk, monke
     cluster.follower(1, 3)
     until(lambda: 1 in leader._peers)
     leader._peers[1].connection.opened -= 3
+    leader._peers[1].ready = True
     assert leader.must_regroup()
     leader._losses[1] = 3
     assert not leader.must_regroup()
