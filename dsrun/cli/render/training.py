@@ -8,9 +8,9 @@ from dsrun.cli.render.rendered_job import refuse_secrets
 from dsrun.errors import UsageError
 from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 from dsrun.launch.program import JobProgram, train_program
+from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
-from dsrun.recipe.preflight.elastic import batches_by_nodes, node_range
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
@@ -66,7 +66,12 @@ def check_training(
     if packages:
         check_packages(recipe)
     try:
-        batches_by_nodes(recipe, node_range(elastic, recipe.spec.elastic, nodes), nodes, workers)
+        if elastic or recipe.spec.elastic:
+            from dsrun.recipe.preflight.elastic import batches_by_nodes, node_range
+
+            batches_by_nodes(recipe, node_range(elastic, recipe.spec.elastic, nodes), nodes, workers)
+        else:
+            batch_of(recipe, world_size)
     except UsageError as error:
         # The render command has no such flag.
         place = recipe.sources.get("global_batch_size", DEFAULT)

@@ -115,7 +115,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
     for message in rest:
         client.on_message(connection, message)
     if answer.get("begun"):
-        print_note(f"node {place.node}: the run goes on without this node, and takes it in when it is ready")
+        print_note(f"node {place.node}: the run has begun, and takes this node in when its ranks can start at once")
         client.is_late = True
     return client
 

@@ -264,7 +264,8 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             self.post(peer.connection, {"bye": True})
             self.dismiss(peer.connection)
             began = not peer.waiting
-            self._losses[node] += began and not self._done
+            # One that left when it was about to be taken in has made the others stop all the same.
+            self._losses[node] += (began or peer.ready) and not self._done
         if began and not self._done:
             self._record(messages.lost_node(node, peer.host, how, cause=cause))
 

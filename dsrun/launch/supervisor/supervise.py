@@ -139,7 +139,6 @@ class _Supervision:
         self._event_writer = event_writer
         self._record = record
         self._members: Sequence[int] = range(job.nnodes)
-        self._number = 0
         self._env = self._environment()
         self._starter: AgentStarter = SpawnStarter(sink)
         if job.warm:
@@ -152,7 +151,6 @@ class _Supervision:
         self._will_restart = False
         self._progress: list[int | None] = []
         self._saved_batch = job.saved_batch
-        self._knows_saved_batch = False
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
