@@ -170,3 +170,14 @@ def test_request_of_a_return_is_over_with_it(tmp_path):
     requests.add(StopRequest.now(REGROUP))
     requests.regrouped()
     assert requests.stop() is None
+
+
+def test_node_that_leaves_when_it_would_be_taken_in_counts_as_lost_again(cluster, shrunk):
+    leader, _ = shrunk
+    one = cluster.follower(1, 3)
+    until(lambda: 1 in leader._peers)
+    leader._peers[1].ready = True
+    one.end()
+    until(lambda: 1 not in leader._peers)
+    assert leader._losses[1] == 2
+    assert not leader.check()
