@@ -59,7 +59,8 @@ def _fields(
     """The texts below such fields, each with its origin, `cuda_oom.title`. In lists, single words are names."""
     if isinstance(content, dict):
         for name, value in content.items():
-            yield from _fields(value, fields, f"{origin}.{name}".lstrip("."), inside=inside or name in fields)
+            if name != "values":  # expressions that fill texts
+                yield from _fields(value, fields, f"{origin}.{name}".lstrip("."), inside=inside or name in fields)
     elif isinstance(content, list):
         for each in content:
             code = each.get("code") if isinstance(each, dict) else None
