@@ -153,7 +153,10 @@ class RunEventWriter:
                 partial.write_text(f"{step} {missing}\n")
         who = f"{size} of {of} nodes" + (f", without {missing}" if missing else "")
         self._notify(who + (f": batch {batch.sentence('rank')}" if batch else ""))
-        self._write("nodes_reduced" if gone else "nodes_restored", **each)
+        if gone:
+            self._write("nodes_reduced", **each)
+        else:
+            self._write("nodes_restored", **each)
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt, or not the next one that was to come."""
