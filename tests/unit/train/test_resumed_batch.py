@@ -32,7 +32,7 @@ ALONE = DistributedWorld(rank=0, size=1, local_rank=0, local_size=1, device="cpu
 def test_global_batch_of_checkpoint_kept_on_resume(flags, saved, batch, tmp_path):
     """The global batch of a checkpoint stays unless flags fix another."""
     said = []
-    found = _batch(resolve(["--model", "x", *flags], tmp_path), ALONE, saved, said.append)
+    found = _batch(resolve(["--model", "x", *flags], tmp_path), ALONE, 1, saved, said.append)
     assert str(found) == batch
     assert said == (["the global batch stays 32, as it was when the checkpoint was saved"] * (found.global_batch == 32))
 
