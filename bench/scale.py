@@ -78,7 +78,7 @@ class SimulatedRun(ExitStack):
         for each in self.others:
             each.write("ready 0\n")
             each.line("stdout")
-        joined = self._part("all join", "join 0", self.server.gather)
+        joined = self._part("all join", "rendezvous 0", self.server.gather)
         self._part(f"{QUIET_S:g} s of an attempt", "ready 0", lambda: time.sleep(QUIET_S))
         sockets = [_sockets(each.pid) / NODES * PROCESSES for each in self.others]
         print(f"  sockets: node 0 {_sockets(os.getpid()):,}, each other node {max(sockets):.1f}")

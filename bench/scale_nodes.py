@@ -2,8 +2,8 @@
 coordinator of a real supervisor, its thread and its socket, and no ranks.
 
 Each line on stdin, a word and a node, is done by all of them, and answered on stdout by the time when the last one had:
-`ready`, `join`, `fail NODE` (an attempt that the ranks of NODE fail, to its decision; of -1, one that loses nodes,
-which come back), `stop NODE` (asks for a stop, until all know) and `end`.
+`ready`, `rendezvous`, `fail NODE` (an attempt that the ranks of NODE fail, to its decision; of -1, one that loses
+nodes, which come back), `stop NODE` (asks for a stop, until all know) and `end`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dsrun.runs.stop_request import StopRequest
 KEY = shared_key(run="scale", secret="word")
 LIMIT_S = 120.0
 _LOOK_S = 0.25
+_JOINS = 10
 
 
 class SimulatedNode:
@@ -39,19 +40,23 @@ class SimulatedNode:
             how="simulated", node=node, nodes=nodes, host="127.0.0.1", port=port - 1, recreated=True
         )
 
-    def join(self, _node: int = 0) -> None:
-        """Until node 0 lets an attempt begin; a cut connection is made again, as a new supervisor does."""
-        while True:
+    def rendezvous(self, _node: int = 0) -> None:
+        """Until node 0 lets an attempt begin; a cut connection is made again, as a new supervisor does.
+
+        Raises FirstNodeLeft after _JOINS cut ones.
+        """
+        for left in reversed(range(_JOINS)):
             self.coordinator = join(self._place, name=f"n{self.node}", key=KEY, timeout_s=LIMIT_S, notify=str)
-            with suppress(FirstNodeLeft):
-                return self.coordinator.gather()
+            with suppress(*([FirstNodeLeft] if left else [])):
+                self.coordinator.gather()
+                return
 
     def fail(self, node: int) -> None:
         if self.node != node:
             until(self.coordinator.check)
         if self._report(lost_node(self.node, "a host", "has failed", cause="rank_killed")).action == "stop":
             self.coordinator.close()  # cut off
-            self.join()
+            self.rendezvous()
 
     def stop(self, node: int) -> None:
         if self.node == node:

@@ -133,8 +133,9 @@ def _launcher(argv: Sequence[str]) -> tuple[LauncherName, str, list[str]] | None
 
 
 def _python_of(program: str) -> str:
-    """The Python of the environment that a program was installed into. Raises MissingError where it is not there."""
-    found = shutil.which(program)
+    """The Python of the environment that a program was installed into, on PATH or else with dsrun. Raises MissingError
+    where it is in neither."""
+    found = shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent))
     if found is None:
         raise refusal("line.no_program", program=program, name=PurePosixPath(program).name)
     beside = Path(found).with_name("python")

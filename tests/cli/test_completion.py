@@ -84,7 +84,7 @@ def test_completion_offers_all_training_flags(values, line):
         ("train --train_f", ["--train_file"]),
         ("train --output_d", ["--output_dir"]),
         ("train --no_warm", ["--no_warm"]),
-        ("render-slurm --gpus_per", ["--gpus_per_node"]),
+        ("render-slurm --gpus_per_n", ["--gpus_per_node"]),
         ("plan --gpu_mem", []),
     ],
 )

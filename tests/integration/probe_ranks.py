@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def found(model: Any) -> dict[str, Any]:
     for each in model.parameters():
         with deepspeed.zero.GatheredParameters([each], modifier_rank=0):
             pass
-    return {**verdict.facts, "gathered": gathered}
+    return {**asdict(verdict), "gathered": gathered}
 
 
 def main(out: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -164,9 +165,14 @@ def test_dry_run_prints_the_variables_of_the_launcher(environ, tmp_path, line, v
     assert f"export {variable}" in done.stdout.splitlines()
 
 
-def test_render_command_names_what_the_launcher_would_run(environ):
+@pytest.mark.parametrize("path", ["venv", "bare"])
+def test_render_command_translates_the_line_of_a_launcher(environ, path):
+    """Also where only the job's PATH, and not that of the login node, has the launcher."""
+    if path == "bare":
+        environ["PATH"] = "/usr/bin:/bin"
     argv = [sys.executable, "-m", "dsrun", "render-slurm", "--"]
     line = "accelerate launch --num_processes 2 --mixed_precision bf16 a.py --x"
-    done = subprocess.run([*argv, *line.split()], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "(--nproc=2 --env ACCELERATE_MIXED_PRECISION=bf16 -- python a.py --x)" in done.stderr
+    done = subprocess.run([*argv, *line.split()], env=environ, capture_output=True, text=True, check=True)
+    assert "#SBATCH --gpus-per-node=2" in done.stdout
+    assert "export ACCELERATE_MIXED_PRECISION=bf16" in done.stdout
+    assert re.search(r"--nproc-per-node=2 .*(?:\\\n.*)*-- a\.py --x &", done.stdout)

@@ -22,8 +22,10 @@ CODES = {name: LintCode(**row) for name, row in toml_beside(__file__).items()}
 
 
 def printable(text: str) -> str:
-    """The text with halves of surrogate pairs, which JSON can hold and no terminal takes, written as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """The text with halves of surrogate pairs, which JSON can hold and no terminal takes, written as escapes; the very
+    same object where there are none, as a Message is translated."""
+    shown = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if shown == text else shown
 
 
 @dataclass
