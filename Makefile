@@ -25,9 +25,10 @@ demo: $(VENV)/.train
 test: $(VENV)/.test fast-lint
 	$(PYTEST) -n $(TEST_WORKERS) -m 'not exhaustive'
 
-# Everything that runs here unattended, and what CI runs after `make lint`.
+# Everything that runs here unattended. With THIRD=N a third of the exhaustive tests, as CI runs it: another one each day.
+THIRD ?=
 test-all: $(VENV)/.test
-	$(PYTEST) -n $(TEST_WORKERS)
+	$(PYTEST) -n $(TEST_WORKERS) $(if $(THIRD),--third $(THIRD))
 	$(MAKE) test-slurm
 	$(MAKE) test-kubernetes
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.reaper import Reaper
 
-pytest_plugins = ["tests.budget"]
+pytest_plugins = ["tests.budget", "tests.rotation"]
 
 # Two ranks on two cores compute on a thread each, and so does what they are compared with.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tests import rotation
 from tests.budget import FAIL_S, LIMIT_S, Ledger
 from tests.forkserver.client import HEAVY, LIGHT, Process
 from tests.integration.kept import COMPLETE, kept
@@ -158,3 +159,22 @@ def test_sources_of_the_kept_wheel_exist():
     from tests.integration.test_wheel_build import SOURCES
 
     assert [each for each in SOURCES if not each.exists()] == []
+
+
+def test_three_days_have_all_exhaustive_tests():
+    """Each a part of them, and all the others."""
+
+    def of_day(day):
+        items = [SimpleNamespace(nodeid=f"x[{n}]", get_closest_marker={"exhaustive": True}.get) for n in range(30)]
+        items.append(SimpleNamespace(nodeid="often", get_closest_marker={}.get))
+        left_out = []
+        hook = SimpleNamespace(pytest_deselected=lambda **given: left_out.extend(given["items"]))
+        rotation.pytest_collection_modifyitems(SimpleNamespace(getoption={"third": day}.get, hook=hook), items)
+        assert len(items) + len(left_out) == 31
+        return {each.nodeid for each in items}
+
+    days = [of_day(day) for day in (20001, 20002, 20003)]
+    assert all("often" in day and len(day) < 31 for day in days)
+    assert len(set.union(*days)) == 31
+    assert sum(map(len, days)) == 33
+    assert len(of_day(None)) == 31
