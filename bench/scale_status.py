@@ -32,8 +32,8 @@ READ_S = 0.5
 REAL_NODES = (2, 6)
 ATTEMPT_S = 5
 """Seconds that the program of a real run takes."""
-SPREAD = 10
-"""File calls by which equal supervisors differ: what they poll for depends on when they start."""
+SPREAD = 1.5
+"""Times as many file calls a second as equal supervisors may make: what they poll for depends on when they start."""
 
 
 def show_status(scratch: Path, nodes: int) -> bool:
@@ -88,29 +88,31 @@ def _cpu_s(look: Callable[[], object]) -> float:
 
 
 def _show_file_calls(scratch: Path) -> bool:
-    """Print how often real supervisors name a path in the run folder, in runs of few and of more nodes; whether a node
-    of the larger run does it no more often."""
+    """Print how often a second real supervisors name a path in the run folder, in runs of few and of more nodes;
+    whether a node of the larger run does it no more often."""
     strace = shutil.which("strace")
     if strace is None:
         print("file calls in an attempt: unknown, strace is not installed")
         return True
     few, many = (_file_calls(strace, scratch / f"{nodes}-nodes", nodes) for nodes in REAL_NODES)
     for what, place in (("node 0", 0), ("another node", -1)):
-        counts = f"{few[place]} of {REAL_NODES[0]} nodes, {many[place]} of {REAL_NODES[1]}"
-        print(f"file calls of {what} in an attempt of {ATTEMPT_S} s: {counts}")
-    return max(many[1:]) <= max(few[1:]) + SPREAD
+        rates = f"{few[place]:.1f} of {REAL_NODES[0]} nodes, {many[place]:.1f} of {REAL_NODES[1]}"
+        print(f"file calls a second of {what}, start and end included: {rates}")
+    holds = max(many[1:]) <= SPREAD * max(few[1:])
+    print(f"file calls of a node do not grow with the nodes: {'yes' if holds else 'NO'}")
+    return holds
 
 
-def _file_calls(strace: str, scratch: Path, nodes: int) -> list[int]:
-    """Of each node of a run of a program that waits, the system calls of its supervisor and agent that name a path in
-    the run folder. Polls are a part of them, so they grow with the seconds."""
+def _file_calls(strace: str, scratch: Path, nodes: int) -> list[float]:
+    """Of each node of a run of a program that waits, how many system calls of its supervisor and agent a second name a
+    path in the run folder, from the first one to the last."""
     scratch.mkdir()
     run, port = scratch / "run", free_ports(2)
     program = ["--", sys.executable, "-c", f"import time; time.sleep({ATTEMPT_S})"]
     with ExitStack() as stack:
         started = []
         for node in range(nodes):
-            trace = [strace, "-f", "-qq", "-e", "trace=%file", "-o", str(scratch / f"{node}.strace")]
+            trace = [strace, "-f", "-qq", "-ttt", "-e", "trace=%file", "-o", str(scratch / f"{node}.strace")]
             place = ["--nodes", nodes, "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
             command = [sys.executable, "-m", "dsrun", "launch", *map(str, place), "--output", str(run), *program]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -120,4 +122,10 @@ def _file_calls(strace: str, scratch: Path, nodes: int) -> list[int]:
             each.finish()
             if each.returncode:
                 raise SystemExit(f"a run on {nodes} nodes ended with exit code {each.returncode}")
-    return [(scratch / f"{node}.strace").read_text(errors="replace").count(f'"{run}') for node in range(nodes)]
+    return [_rate(scratch / f"{node}.strace", f'"{run}') for node in range(nodes)]
+
+
+def _rate(trace: Path, path: str) -> float:
+    """Lines of strace that name the path, a second: they begin with a process and the time."""
+    times = [float(line.split()[1]) for line in trace.read_text(errors="replace").splitlines() if path in line]
+    return len(times) / (times[-1] - times[0])
