@@ -8,19 +8,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
+from threading import Timer
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.proc import capture
+from dsrun.system.terminal.stderr import print_note
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
 _TIMEOUT_S = 60
+SILENCE_S = 3
+"""Seconds without an answer after which a line says so, once for each of SLURM's programs."""
 _TABLE = toml_beside(__file__)
 _SAID: dict[str, list[str]] = _TABLE["said"]
 # Users set SLURM_TIME_FORMAT for their own eyes.
 _TIME_FORMAT = {"SLURM_TIME_FORMAT": "standard"}
 # ASCII's unit and record separators: a job's name may hold blanks, bars, commas and line breaks.
 _FIELD, _RECORD = "\x1f", "\x1e"
+_TOLD: set[str] = set()
 
 
 class NoAnswerError(ToolError):
@@ -51,17 +56,28 @@ def query_tool(argv: Sequence[str], *, feed: Path | None = None) -> CompletedPro
     config = os.environ.get("SLURM_CONF")
     if config and not Path(config).exists():  # every program would wait a minute for it
         raise ToolError(f"SLURM_CONF names {config}, which does not exist", fix="unset SLURM_CONF, or correct it")
+    slow = Timer(SILENCE_S, _tell_once, (argv[0],))
+    slow.daemon = True
+    slow.start()
     try:
         answer = capture(argv, seconds=_TIMEOUT_S, changes=_TIME_FORMAT, feed=feed)
     except MissingError:
         raise _no_slurm(argv[0]) from None
     except ToolError as error:
         raise NoAnswerError(error.message, fix="is the controller up? `scontrol ping`") from error
+    finally:
+        slow.cancel()
     if answer.returncode != 0 and any(message in answer.stderr for message in _SAID["without_cluster"]):
         raise _no_slurm(argv[0])
     if answer.returncode != 0 and any(message in answer.stderr for message in _SAID["unreachable"]):
         raise NoAnswerError(f"{argv[0]}: {error_line(answer)}", fix="is the controller up? `scontrol ping`")
     return answer
+
+
+def _tell_once(program: str) -> None:
+    if program not in _TOLD:
+        _TOLD.add(program)
+        print_note(f"SLURM has not answered {program} for {SILENCE_S} s; waiting up to {_TIMEOUT_S} s")
 
 
 def _no_slurm(program: str) -> MissingError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import pytest
 
 from dsrun.errors import MissingError, ToolError
@@ -61,6 +63,19 @@ def test_scontrol_failure_quoted(programs):
     with pytest.raises(ToolError, match="scontrol failed: scontrol: something odd") as caught:
         slurm.show("partition")
     assert not isinstance(caught.value, NoAnswerError)
+
+
+def test_slow_controller_told_once_on_stderr(programs, monkeypatch):
+    """While SLURM does not answer a line says so; one that answers at once is no matter."""
+    stand_in(programs, "scontrol", ("", "an answer"))
+    told, notes, capture = Event(), [], slurm.capture
+    monkeypatch.setattr(slurm, "_TOLD", set())
+    monkeypatch.setattr(slurm, "print_note", lambda line: (notes.append(line), told.set()))
+    assert slurm.show("node") == "an answer"
+    monkeypatch.setattr(slurm, "SILENCE_S", 0)
+    monkeypatch.setattr(slurm, "capture", lambda *args, **options: told.wait(60) and capture(*args, **options))
+    assert [slurm.show("node"), slurm.show("node")] == ["an answer", "an answer"]
+    assert [("scontrol" in line, "60 s" in line) for line in notes] == [(True, True)]
 
 
 def test_sbatch_unrecognized_option_named(programs, tmp_path):
