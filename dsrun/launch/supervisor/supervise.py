@@ -367,11 +367,16 @@ class _Supervision:
         saved = end and end.saved
         if self._job.external and not saved:
             return self._program_stopped(str(request))
-        what = f"saved {saved}" if saved else "nothing new was saved"
+        if self._job.node_rank and not saved:
+            return f"stopped by {request}: node 0 says what was saved, and how to go on"
+        newest = self._newest()
+        is_new = bool(saved) or newest not in (None, 0, *self._progress[:1])
+        what = f"saved {saved}" if saved else f"checkpoint-{newest} is complete" if is_new else "nothing new was saved"
+        what = "what was saved is unknown" if not saved and newest is None else what
         if end and end.failure_inputs.hang:
             what = f"{end.failure_inputs.hang.message}; {what}"
-        again = self._again(resume=bool(saved or self._newest() not in (None, 0, *self._progress[:1])))
-        return f"stopped by {request}: {what}; {again} resumes from there"
+        then = "resumes from there" if is_new else "goes on" if newest is None else "begins where this run began"
+        return f"stopped by {request}: {what}; {self._again(resume=is_new)} {then}"
 
     def _again(self, *, resume: bool) -> str:
         """The command that goes on, from a checkpoint with `resume`."""

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
 from dsrun.launch.signals import startup_signals
-from dsrun.launch.supervisor.supervise import supervise
+from dsrun.launch.supervisor.supervise import _Supervision, supervise
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
@@ -116,12 +117,36 @@ def test_stopped_run_prints_resume_command(job):
     elsewhere = {"again": "the same command with --output here", "resume": "never"}
     coordinator = Coordinator()
     coordinator.announce_stop(StopRequest("SIGTERM"))
-    assert said(coordinator, **elsewhere).endswith("the same command with --output here resumes from there")
-    assert said(SavesFirst(), **elsewhere).endswith("with --output here and --resume auto resumes from there")
+    assert said(coordinator, **elsewhere).endswith("the same command with --output here begins where this run began")
+    first = "checkpoint-5 is complete; the same command with --output here and --resume auto resumes from there"
+    assert said(SavesFirst(), **elsewhere).endswith(first)
     run.checkpoint(5).rename(run.checkpoint(4))
     assert said(SavesFirst(), resume="never").endswith("the same command with --resume auto resumes from there")
     run.checkpoint(4).rename(run.path / "aside")
-    assert said(SavesFirst()).endswith("; the same command resumes from there")
+    assert said(SavesFirst()).endswith("nothing new was saved; the same command begins where this run began")
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "newest", "saved", "words"),
+    [
+        (0, 0, 5, "checkpoint-5", "saved checkpoint-5; the same command resumes from there"),
+        (0, 0, 5, None, "checkpoint-5 is complete; the same command resumes from there"),  # of an earlier attempt
+        (0, None, 5, None, "checkpoint-5 is complete; the same command resumes from there"),
+        (0, 5, 5, None, "nothing new was saved; the same command begins where this run began"),
+        (0, 5, None, None, "what was saved is unknown; the same command goes on"),  # the file server does not answer
+        (1, None, None, None, "node 0 says what was saved, and how to go on"),
+    ],
+)
+def test_stopped_run_says_what_is_saved_or_unknown(node, before, newest, saved, words):
+    supervision = SimpleNamespace(
+        _job=SimpleNamespace(node_rank=node, external=False, resumes=True, again="the same command"),
+        _stop_requests=SimpleNamespace(stop=lambda: StopRequest("SIGTERM")),
+        _newest=lambda: newest,
+        _progress=[before],
+    )
+    supervision._again = lambda *, resume: _Supervision._again(supervision, resume=resume)
+    end = SimpleNamespace(saved=saved, failure_inputs=SimpleNamespace(hang=None))
+    assert _Supervision._stopped(supervision, end) == f"stopped by SIGTERM: {words}"
 
 
 def test_failed_run_removes_partial_checkpoint(job):
