@@ -48,8 +48,10 @@ class StopRequest:
         return self.regroups and other is not None and not other.is_over
 
     def __str__(self) -> str:
-        """ "SIGTERM", "SIGTERM to rank 3 on gpu07"."""
-        return self.signal if self.rank is None else f"{self.signal} to rank {self.rank} on {self.host}"
+        """ "SIGTERM", "SIGTERM to gpu07" of another machine, "SIGTERM to rank 3 on gpu07"."""
+        if self.rank is not None:
+            return f"{self.signal} to rank {self.rank} on {self.host}"
+        return self.signal if self.host in (None, socket.gethostname()) else f"{self.signal} to {self.host}"
 
     @classmethod
     def from_dict(cls, found: object) -> Self:

@@ -41,6 +41,7 @@ class CoordinatorClient(messages.Coordinator, EventLoop):
         self._evidence_complete = False
         self._left = False
         self._departed = False
+        self._given_up = ""
         self.is_late = False
         """Whether the run goes on without this node: `take_part` waits for it then."""
         self._decision: RunDecision | None = None
@@ -101,7 +102,7 @@ class CoordinatorClient(messages.Coordinator, EventLoop):
                     break  # the process there lives, and what decides in it waits for a file server
             decision, self._decision = self._decision, None
         known = {"ended_by_signal": self._departed, "recreated": self._recreated}
-        return decision or messages.decide_without_server(self._host, **known)
+        return decision or messages.decide_without_server(self._host, **known, given_up=self._given_up)
 
     def close(self) -> None:
         self.post(self._connection, {"bye": True})
@@ -128,6 +129,8 @@ class CoordinatorClient(messages.Coordinator, EventLoop):
                 self._forget_regrouping()
                 # Reset here: the next message may already be the next attempt's failure.
                 self._abort = self._hang_elsewhere = self._evidence_complete = False
+            elif "lost" in message:
+                self._left, self._given_up = True, str(message["lost"])
             elif "bye" in message:
                 self._left = self._departed = True
             self.changed.notify_all()

@@ -252,8 +252,8 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             return
         for node in self.members[1:]:
             if node not in self._ends:
-                # Its supervisor sees the connection close, and ends its ranks.
-                self._drop_peer(node, _SILENT)
+                # Its supervisor hears of it, and ends its ranks.
+                self._drop_peer(node, f"did not end its ranks within {messages.STRAGGLER_TIMEOUT_S:.0f} s")
 
     def _drop_peer(self, node: int, how: str, *, cause: str = "node_lost") -> None:
         with self.changed:
@@ -261,7 +261,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             if peer is None:
                 return
             self._by_connection.pop(peer.connection, None)
-            self.post(peer.connection, {"bye": True})
+            self.post(peer.connection, {"lost": how})
             self.dismiss(peer.connection)
             began = not peer.waiting
             # One that left when it was about to be taken in has made the others stop all the same.

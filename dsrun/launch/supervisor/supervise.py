@@ -334,11 +334,15 @@ class _Supervision:
             return signal.Signals(stops.force_quit).name
         if stops.interrupted:
             return signal.SIGINT.name
-        request = stops.stop() or self._coordinator.stop_requested() or stops.program_asked()
+        request = self._request() or stops.program_asked()
         return request.signal if request else None
 
     def _stop_wanted(self) -> bool:
-        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
+        return bool(self._request() or self._stop_requests.interrupted)
+
+    def _request(self) -> StopRequest | None:
+        """What this node or another one was asked."""
+        return self._stop_requests.stop() or self._coordinator.stop_requested()
 
     def _result_after_signal(self, end: AttemptResult | None = None) -> RunOutcome:
         """The end by a signal, in the attempt that ended so, if it was in one."""
@@ -346,14 +350,18 @@ class _Supervision:
             return RunOutcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
             ours = not self._job.external
-            return RunOutcome(EXIT_INTERRUPTED, self._interrupted(end) if ours else self._program_stopped("Ctrl-C"))
+            return RunOutcome(
+                EXIT_INTERRUPTED, self._interrupted(end) if ours else self._program_stopped("stopped by Ctrl-C")
+            )
         return RunOutcome(EXIT_RESUME, self._stopped(None))
 
     def _outcome(self, end: AttemptResult, decision: RunDecision) -> RunOutcome:
         if decision.exit_code == 0:
             return RunOutcome(0)
         if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
-            return RunOutcome(EXIT_RESUME, self._stopped(end) if self._job.signals else decision.why)
+            # That node 0 has left says more than that some signal came.
+            is_known = self._request() or not (self._job.node_rank and decision.why)
+            return RunOutcome(EXIT_RESUME, self._stopped(end) if self._job.signals and is_known else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._context.log)
         if failure is None or failure.message in decision.why:  # also where there is no message
@@ -363,12 +371,13 @@ class _Supervision:
         return RunOutcome(decision.exit_code, failure.message, advice, log)
 
     def _stopped(self, end: AttemptResult | None) -> str:
-        request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
-        saved = end and end.saved
+        request, saved = self._request(), end and end.saved
+        # A node that was ended by Ctrl-C has asked for nothing, and is named.
+        by = self._history[-1].message if self._history and not request else f"stopped by {request or StopRequest()}"
         if self._job.external and not saved:
-            return self._program_stopped(str(request))
+            return self._program_stopped(by)
         if self._job.node_rank and not saved:
-            return f"stopped by {request}: node 0 says what was saved, and how to go on"
+            return f"{by}: node 0 says what was saved, and how to go on"
         newest = self._newest()
         is_new = bool(saved) or newest not in (None, 0, *self._progress[:1])
         what = f"saved {saved}" if saved else f"checkpoint-{newest} is complete" if is_new else "nothing new was saved"
@@ -376,7 +385,7 @@ class _Supervision:
         if end and end.failure_inputs.hang:
             what = f"{end.failure_inputs.hang.message}; {what}"
         then = "resumes from there" if is_new else "goes on" if newest is None else "begins where this run began"
-        return f"stopped by {request}: {what}; {self._again(resume=is_new)} {then}"
+        return f"{by}: {what}; {self._again(resume=is_new)} {then}"
 
     def _again(self, *, resume: bool) -> str:
         """The command that goes on, from a checkpoint with `resume`."""
@@ -398,4 +407,4 @@ class _Supervision:
         return where if newest is None else f"{where}, no checkpoint yet: {again} starts anew"
 
     def _program_stopped(self, by: str) -> str:
-        return f"stopped by {by}: whether it saved is the program's own affair; {self._job.again} starts it again"
+        return f"{by}: whether it saved is the program's own affair; {self._job.again} starts it again"

@@ -114,6 +114,19 @@ def test_hung_node_lost_after_silence_timeout(cluster, monkeypatch):
     assert "stopped answering" in seen[1].failure.message
 
 
+def test_node_given_up_by_node_0_is_lost_and_told_so(cluster, monkeypatch):
+    """It was too slow, and neither it nor node 0 was ended by a signal: what started it may start it again."""
+    leader, one = cluster.open(2)
+    monkeypatch.setattr(messages, "STRAGGLER_TIMEOUT_S", 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        ended = NodeResult(node=0, ok=False, failure=FAILED)
+        pool.submit(leader.report_and_wait, ended, lambda _: stop())
+        until(lambda: one._left)
+        decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
+    assert (decision.action, decision.exit_code, decision.cause) == ("stop", 1, "node_lost")
+    assert "this one as lost: it did not end its ranks" in decision.why
+
+
 def test_run_ends_when_node_0_is_lost(cluster):
     """Without the first node the run is over."""
     leader, one = cluster.open(2)

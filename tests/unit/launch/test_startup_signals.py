@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
+from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart, decide_without_server
 from dsrun.launch.signals import startup_signals
+from dsrun.launch.supervisor.policy import AttemptFailure
 from dsrun.launch.supervisor.supervise import _Supervision, supervise
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
@@ -140,13 +141,31 @@ def test_stopped_run_prints_resume_command(job):
 def test_stopped_run_says_what_is_saved_or_unknown(node, before, newest, saved, words):
     supervision = SimpleNamespace(
         _job=SimpleNamespace(node_rank=node, external=False, resumes=True, again="the same command"),
-        _stop_requests=SimpleNamespace(stop=lambda: StopRequest("SIGTERM")),
+        _request=lambda: StopRequest("SIGTERM"),
         _newest=lambda: newest,
         _progress=[before],
+        _history=[],
     )
     supervision._again = lambda *, resume: _Supervision._again(supervision, resume=resume)
     end = SimpleNamespace(saved=saved, failure_inputs=SimpleNamespace(hang=None))
     assert _Supervision._stopped(supervision, end) == f"stopped by SIGTERM: {words}"
+    supervision._request = lambda: None  # the user of another node has ended it
+    supervision._history = [AttemptFailure(cause="interrupted", message="node 2 (gpu03) was ended by a signal")]
+    assert _Supervision._stopped(supervision, end) == f"node 2 (gpu03) was ended by a signal: {words}"
+
+
+def test_node_says_that_node_0_was_ended_by_a_signal():
+    """Not that it was itself stopped by some signal."""
+    left = decide_without_server("gpu01", ended_by_signal=True, given_up="")
+    supervision = SimpleNamespace(
+        _job=SimpleNamespace(node_rank=1, signals=True),
+        _history=[],
+        _request=lambda: None,
+        _stopped=lambda end: "other",
+    )
+    assert _Supervision._outcome(supervision, None, left).message == left.why
+    supervision._request = lambda: StopRequest("SIGTERM")
+    assert _Supervision._outcome(supervision, None, left).message == "other"
 
 
 def test_failed_run_removes_partial_checkpoint(job):

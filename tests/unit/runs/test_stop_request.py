@@ -16,6 +16,12 @@ def test_first_request_in_stop_file_stays(tmp_path):
     assert str(first) == f"SIGTERM to rank 3 on {first.host}"
 
 
+def test_request_names_another_machine():
+    """Who waits on one node wants to know which one was told to stop."""
+    assert str(StopRequest.now("SIGTERM")) == "SIGTERM"
+    assert str(StopRequest("SIGTERM", host="gpu07")) == "SIGTERM to gpu07"
+
+
 @pytest.mark.parametrize(
     ("text", "request_"),
     [
