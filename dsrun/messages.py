@@ -5,13 +5,21 @@ Stored, compared, pickled or written as JSON it is its English text. Where it is
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from dsrun.errors import nearest
 
 # {name}, {name!r}, {name:.1f}, and the keys of DeepSpeed's JSON, {zero_optimization.stage}.
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
+# What templates count, in the plural, perhaps behind another word.
+_COUNTED = re.compile(
+    r"(\{[^{} ]+\}) ((?:[a-z]+ )?(?:GPU|CPU|NVLink|byte|character|conversation|core|day|device|element|fact|file|group"
+    r"|head|host|hour|id|lane|layer|licence|line|machine|megabyte|message|minute|model|node|operation|pair|parameter|port"
+    r"|position|process|rank|row|sample|slot|step|task|tensor|thread|time|token|value|weight|worker))(?:es|s)\b"
+    r"(?: (are|have)\b)?"
+)
+_OF_ONE = {"are": " is", "have": " has", None: ""}
 
 
 class Message(str):
@@ -59,7 +67,20 @@ def suggestion(name: str, known: Iterable[str], otherwise: Message | None = None
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """`template` with the values of its placeholders; those without a value stay."""
-    return PLACEHOLDER.sub(lambda found: _shown(found, values), template)
+
+    def filled(text: str) -> str:
+        return PLACEHOLDER.sub(lambda found: _shown(found, values), text)
+
+    return filled(with_singular(template, filled))
+
+
+def with_singular(template: str, filled: Callable[[str], str]) -> str:
+    """An English template in which "{count} GPUs are" has become "{count} GPU is" where `filled` makes a 1 of the
+    placeholder."""
+    one = (found for found in _COUNTED.finditer(template) if filled(found[1]) == "1")
+    for found in one:
+        template = template.replace(found[0], f"{found[1]} {found[2]}{_OF_ONE[found[3]]}")
+    return template
 
 
 def _shown(found: re.Match[str], values: Mapping[str, Any]) -> str:

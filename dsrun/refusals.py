@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun import errors
 from dsrun.datafiles import evaluate, toml_beside
+from dsrun.messages import with_singular
 
 
 class Refusals:
@@ -30,5 +31,9 @@ class Refusals:
     @staticmethod
     def _filled(row: dict[str, str], names: dict[str, Any]) -> errors.DsrunError:
         kind: type[errors.DsrunError] = getattr(errors, row.get("error", "UsageError"))
-        fix = row["fix"].format_map(names) if "fix" in row else None
-        return kind(row["message"].format_map(names), fix=fix, cause=row.get("cause"))
+
+        def filled(text: str) -> str:
+            return text.format_map(names)
+
+        fix = filled(with_singular(row["fix"], filled)) if "fix" in row else None
+        return kind(filled(with_singular(row["message"], filled)), fix=fix, cause=row.get("cause"))

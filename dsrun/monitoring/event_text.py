@@ -22,11 +22,12 @@ def describe(event: LedgerRecord) -> str:
 
 
 def filled(pieces: TextPieces, event: LedgerRecord) -> str:
-    """The pieces that are complete with the values of an event, one after the other; the first one always, with "?"."""
+    """The pieces that are complete with the values of an event, one after the other; the first one always, with
+    "unknown" for a value."""
     first, *others = pieces
     choices = [first] if isinstance(first, str) else first
     chosen = next((text for each in choices if (text := _piece(each, event))), None)
-    begin = chosen or PLACEHOLDER.sub(lambda found: _value(found[1], found[3], event) or "?", choices[-1])
+    begin = chosen or PLACEHOLDER.sub(lambda found: _value(found[1], found[3], event) or "unknown", choices[-1])
     for each in others:
         piece = _piece(str(each), event) or ""
         begin += "" if piece.removeprefix(", ") in begin else piece  # ", exit code 5" behind a message that has it
@@ -61,6 +62,7 @@ def _metrics(value: Any) -> str | None:
 _FORMS: Mapping[str, Callable[[Any], str | None]] = {
     "positive": lambda value: f"{number:,}" if (number := whole(value)) else None,
     "ranks": lambda value: counted(number, "rank") if (number := whole(value)) else None,
+    "steps": lambda value: counted(number, "step") if (number := whole(value)) else None,
     "size": lambda value: size_text(number) if (number := whole(value)) else None,
     "duration": lambda value: duration(seconds) if (seconds := finite(value)) else None,
     "time": lambda value: precise_duration(seconds) if (seconds := finite(value) or 0.0) >= _LEAST_S else None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import hf_flags
+from dsrun.system.terminal.display import counted
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -66,8 +67,8 @@ def batch_plan(
     if micro_batch_size is None:
         unit = world_size * (accumulation or 1)
         if global_batch_size % unit:
-            steps_word = f" × {accumulation} steps" if accumulation else ""
-            raise _does_not_divide(global_batch_size, unit, f"{world_size} ranks{steps_word}", "")
+            steps_word = f" × {counted(accumulation, 'step')}" if accumulation else ""
+            raise _does_not_divide(global_batch_size, unit, f"{counted(world_size, 'rank')}{steps_word}", "")
         share = global_batch_size // unit
         divisors = (each for each in range(1, min(share, default_micro) + 1) if share % each == 0)
         micro = share if accumulation else max(divisors)
@@ -75,13 +76,13 @@ def batch_plan(
     unit = micro_batch_size * world_size
     if global_batch_size % unit:
         hint = _micro_hint(global_batch_size, micro_batch_size, world_size)
-        raise _does_not_divide(global_batch_size, unit, f"{micro_batch_size} × {world_size} ranks", hint)
+        raise _does_not_divide(global_batch_size, unit, f"{micro_batch_size} × {counted(world_size, 'rank')}", hint)
     steps = global_batch_size // unit
     if accumulation is not None and accumulation != steps:
         product = unit * accumulation
         raise UsageError(
-            f"global batch {global_batch_size} is not {micro_batch_size} × {world_size} ranks"
-            f" × {accumulation} steps = {product}",
+            f"global batch {global_batch_size} is not {micro_batch_size} × {counted(world_size, 'rank')}"
+            f" × {counted(accumulation, 'step')} = {product}",
             fix=f"leave out one of the three, or use --gradient_accumulation_steps {steps}",
         )
     return BatchPlan(global_batch_size, micro_batch_size, world_size, steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.runs.stop_request import first_request
+from dsrun.system.terminal.display import counted
 from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
@@ -120,7 +121,7 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
     if "train" in plan.phases:
         early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
         when = ", already finished" if trainer.already_finished else f" in {duration(seconds)}"
-        rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
+        rows.append(("trained", f"{counted(state.global_step, 'step')}{early}{when}"))
     if best := _best_checkpoint(trainer):
         rows.append(("best", best))
     rows += [("adapter", str(folder.adapter))] if folder.adapter.is_dir() else []

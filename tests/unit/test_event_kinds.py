@@ -13,7 +13,7 @@ import pytest
 
 from dsrun.cli.monitor.view import _EVENT_STYLES
 from dsrun.events import EventKind, event_kinds, kind_of, level_of
-from dsrun.messages import PLACEHOLDER
+from dsrun.messages import _COUNTED, PLACEHOLDER
 from dsrun.monitoring.event_text import _FORMS, describe, filled
 from dsrun.monitoring.run_status import RunState
 from dsrun.notifications.notification import NotificationKind
@@ -166,6 +166,18 @@ def test_level_is_the_same_everywhere(found: Mapping[str, Any], level: str) -> N
     assert parsed(event_line(record))["log.level"] == {"warning": "warn"}.get(level, level)
 
 
+def test_events_count_one_in_the_singular() -> None:
+    """A form, as "{accumulation:steps}", knows it; `of` nodes are two at least."""
+    texts = str([kind.text for kind in event_kinds().values()])
+    assert {found[1] for found in _COUNTED.finditer(texts)} == {"{of}"}
+    assert describe({"kind": "interval", "steps": 1}) == "saves every 1 step"
+
+
+def test_stop_at_an_unknown_step() -> None:
+    """A program of the user's own tells none."""
+    assert describe({"kind": "signal", "signal": "SIGTERM"}) == "asked to stop by SIGTERM at an unknown step"
+
+
 def test_straggler_has_a_text() -> None:
     told = {"kind": "straggler", "rank": 3, "host": "gpu07", "step": 1200, "message": "rank 3 (gpu07) is slow"}
     assert describe(told) == "step 1,200: rank 3 (gpu07) is slow"
@@ -174,7 +186,7 @@ def test_straggler_has_a_text() -> None:
 
 def test_pieces_without_a_value_are_left_out() -> None:
     assert filled((["a {x}", "b"], ", {y:positive}", ", {z}"), {"y": 0, "z": 4000}) == "b, 4,000"
-    assert filled(("a {x}",), {}) == "a ?"
+    assert filled(("a {x}",), {}) == "a unknown"
     assert filled(("{x}", ", code {y}"), {"x": "ended with code 5", "y": 5}) == "ended with code 5"
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
 from dsrun.errors import did_you_mean
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, fill, joined, suggestion
+from dsrun.messages import _COUNTED, Message, fill, joined, suggestion
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,8 @@ from dsrun.messages import Message, fill, joined, suggestion
         ("${HOME:-/root} and {}", {}, "${HOME:-/root} and {}"),
         ("{missing} stays", {"other": 1}, "{missing} stays"),
         ("{text}", {"text": "{count}", "count": 1}, "{count}"),
+        ("{a} of {b} nodes; {a} GPUs are there", {"a": 1, "b": 2}, "1 of 2 nodes; 1 GPU is there"),
+        ("{a} other processes of {name!r}", {"a": 1, "name": "1 nodes"}, "1 other process of '1 nodes'"),
     ],
 )
 def test_message_is_its_template_with_values(template, values, text):
@@ -30,6 +36,19 @@ def test_message_is_its_template_with_values(template, values, text):
     made = Message(template, **values)
     assert made == text == fill(template, values)
     assert made.template == template
+
+
+# Of a template: what is a number by its form or its name, and a word that may be a noun in the plural.
+NUMBER = re.compile(
+    r"\{(?:\w+:[^{}]*,|count|number|nodes|gpus|ranks|tasks|rows|most|total)\} (?:[a-z]+ )?([A-Za-z]+s)\b"
+)
+NO_NOUNS = {"is", "has", "starts", "this", "waits", "others", "its", "trains", "counts"}
+
+
+def test_what_texts_count_is_known_as_a_noun():
+    """Else they would say "1 widgets": a new noun belongs into dsrun/messages.py."""
+    texts = "\n".join(file.read_text() for file in (ROOT / "dsrun").rglob("*.toml"))
+    assert {found[1] for found in NUMBER.finditer(texts) if not _COUNTED.match(found[0])} - NO_NOUNS == set()
 
 
 @pytest.mark.parametrize("away", [copy.copy, copy.deepcopy, lambda text: pickle.loads(pickle.dumps(text))])

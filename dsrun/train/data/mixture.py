@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset
 
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
 from dsrun.recipe.preflight.splits import SPLITS
-from dsrun.system.terminal.display import NotePrinter
+from dsrun.system.terminal.display import NotePrinter, counted
 from dsrun.train.base.refusals import refuse
 from dsrun.train.data.batches import MixtureShares
 from dsrun.train.data.build_splits import BuildProgress
@@ -123,7 +123,7 @@ def _shares(sizes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
     lines = []
     for name, size in sizes.items():
         often = "" if counts[name] == size else f": {counts[name]:,} an epoch, {counts[name] / size:.3g} passes"
-        lines.append(f"{name}: {size:,} samples, {100 * counts[name] / total:.3g}% of an epoch{often}")
+        lines.append(f"{name}: {counted(size, 'sample')}, {100 * counts[name] / total:.3g}% of an epoch{often}")
     return lines
 
 

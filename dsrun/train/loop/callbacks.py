@@ -11,6 +11,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from dsrun.errors import one_line
 from dsrun.runs.folder import RunFolder
+from dsrun.system.terminal.display import counted
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import notice_of
@@ -141,7 +142,7 @@ class StepProfiler(TrainerCallback):
         profiler.export_chrome_trace(str(self.file))
         key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         self.console.print(profiler.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=40))
-        self.console.print(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
+        self.console.print(f"trace of {counted(self.steps, 'step')}: {self.file} (open it in ui.perfetto.dev)")
 
 
 class GuardedTracker(TrainerCallback):

@@ -14,6 +14,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from dsrun.errors import DsrunError
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
+from dsrun.system.terminal.display import counted
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import PreemptionHandler, RankContext
@@ -173,7 +174,7 @@ class AdaptiveSaveInterval(TrainerCallback):
         if not self._reported or not 1 / REPORTED_CHANGE <= self.seconds / self._reported <= REPORTED_CHANGE:
             self._reported = self.seconds
             message = f"a save takes {seconds:.1f} s, so one is made every {self.seconds:.0f} s"
-            self.on_change(step, self.seconds, steps, message + (f" (about {steps:,} steps)" if steps else ""))
+            self.on_change(step, self.seconds, steps, message + (f" (about {counted(steps, 'step')})" if steps else ""))
 
 
 def adaptive_interval(trainer: Any, plan: TrainingPlan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
+from dsrun.system.terminal.display import counted
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import strategy
 from dsrun.zero.memory.activations import AttentionKernel
@@ -145,7 +146,9 @@ def decide(
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     share = None if micro_batch is None else micro_batch * cluster.world
     if micro_batch is not None and global_batch is not None and global_batch % (micro_batch * cluster.world):
-        raise UsageError(f"global batch {global_batch} does not divide by {micro_batch} × {cluster.world} GPUs")
+        raise UsageError(
+            f"global batch {global_batch} does not divide by {micro_batch} × {counted(cluster.world, 'GPU')}"
+        )
     request = PlanRequest(
         model=model,
         cluster=cluster,
