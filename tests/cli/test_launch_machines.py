@@ -41,6 +41,14 @@ def test_launch_in_pbs_job_starts_itself_over_ssh(dsrun, here, environ):
     assert flags.format(1) in second[-1]
 
 
+def test_elastic_range_says_how_many_nodes_there_are(dsrun, here):
+    (here / "my_train.py").touch()
+    flags = ("--elastic", "2:3", "--node-rank", "2", "--master-addr", "gpu1", "--nproc", "1")
+    done = dsrun("launch", "--dry-run", *flags, "my_train.py")
+    assert (done.returncode, "node 2 of 3" in done.stderr) == (0, True), done.stderr
+    assert "--nnodes=3" in done.stdout
+
+
 def test_train_in_only_pod_of_job_starts_ranks(dsrun, environ):
     """RANK and WORLD_SIZE count pods there; of several, each would train alone."""
     pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "job-master-0", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}

@@ -57,6 +57,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
     from dsrun.launch.node.run_node import run_node
     from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, parse_program, work_of
     from dsrun.launch.refusals import refusal, refuse
+    from dsrun.recipe.preflight.elastic import NodeRange
     from dsrun.system.host import hostname
     from dsrun.system.net import is_this_machine
 
@@ -65,6 +66,8 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
     if line is not None:
         options, program = merge_launcher(options, line), line.command
         os.environ |= line.env
+    if options.elastic and options.node_rank is not None and options.nodes is None:
+        options = replace(options, nodes=NodeRange.parse(options.elastic).most)
     refuse("machines", options=options)
     # What is here was looked at where this was started from; the flags say the rest.
     place = detect(options, {} if options.tied else os.environ)
