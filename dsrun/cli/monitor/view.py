@@ -18,7 +18,7 @@ from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
 from dsrun.runs.records import seconds_of
-from dsrun.system.terminal.display import counted, duration, printable
+from dsrun.system.terminal.display import UNKNOWN, counted, duration, printable
 
 _STYLES = toml_beside(__file__)
 _EVENT_STYLES: dict[EventLevel, str] = _STYLES["events"]
@@ -114,11 +114,13 @@ def _progress(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
         none = "no step yet" if status.state == "starting" else "no step was logged"
         none = f"{lines:,} losses were logged without their step" if lines else none
         return MonitorSection(Text(none, style="dim"), 1)
-    end = ""
+    eta = end = ""
     if status.eta_s is not None and not has_errors(snapshot.findings):
-        at = time.localtime(snapshot.now + status.eta_s)
-        end = time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at)
-    text = line("progress", status=status, end=end)
+        eta = duration(status.eta_s)
+        if eta != UNKNOWN:
+            at = time.localtime(snapshot.now + status.eta_s)
+            end = time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at)
+    text = line("progress", status=status, eta=eta, end=end)
     share = status.step / status.max_steps if status.max_steps else None
     width = min(_WIDEST_BAR, room.width - text.cell_len - 2)
     if share is None or width < _NARROWEST_BAR:

@@ -10,6 +10,9 @@ NotePrinter = Callable[[str], None]
 """Prints a line about what is being done."""
 # From it on a figure is written with an exponent.
 _HUGE = 1e15
+# Thousands of years: a damaged number, or a mistyped one.
+_ABSURD_S = 1e11
+UNKNOWN = "unknown"
 
 # C0 and C1 control characters and DEL; marks that turn the direction of text, so that it reads as something else.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -86,7 +89,9 @@ def utc_text(at: float | None = None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as far as it matters: 45 s, 12 min, 3.4 h, 2.1 days."""
+    """Seconds as far as it matters: 45 s, 12 min, 3.4 h, 2.1 days; unknown for more than a calendar holds."""
+    if not seconds < _ABSURD_S:
+        return UNKNOWN
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:

@@ -77,6 +77,13 @@ def drawn(
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
+@pytest.mark.parametrize("seconds", [1e12, 1e18, 1e300])
+def test_end_beyond_the_calendar_is_unknown(seconds: float) -> None:
+    """As of a number of steps that somebody mistyped: neither a traceback nor hundreds of digits."""
+    lines = drawn(snapshot(eta_s=seconds))
+    assert [line.split("ETA ")[1] for line in lines if "ETA" in line] == ["unknown"]
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_every_figure_is_shown(width: int) -> None:
     text = "\n".join(drawn(snapshot(), width))

@@ -63,7 +63,15 @@ def test_short_times_have_three_digits(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "1.7 h"), (2e5, "2.3 days")],
+    [
+        (0, "0 s"),
+        (99, "99 s"),
+        (100, "2 min"),
+        (5900, "98 min"),
+        (6000, "1.7 h"),
+        (2e5, "2.3 days"),
+        (1e300, "unknown"),
+    ],
 )
 def test_duration_format(value: float, text: str) -> None:
     assert duration(value) == text
