@@ -120,6 +120,10 @@ def test_fixes_name_commands_and_flags_that_are_there() -> None:
     assert [(fix, name) for fix in fixes() for name in wrong_names(fix, known)] == []
 
 
+def test_fixes_of_all_tables_are_read() -> None:
+    assert {"cli/slurm/jobs.toml", "recipe/preflight/elastic.toml"} <= {fix.place for fix in fixes()}
+
+
 @pytest.mark.parametrize(
     ("place", "text", "wrong"),
     [

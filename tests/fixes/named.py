@@ -22,7 +22,7 @@ COMMAND = re.compile(r"\bdsrun ([a-z][a-z0-9-]*)(?=[`\"')]| [A-Z-])")
 # Another program's line, up to where the prose goes on.
 OTHERS = re.compile(
     r"\b(?:docker|apptainer|srun|sbatch|salloc|scontrol|sacctmgr|pip|conda|nvidia-smi|numactl|ps|du|git|hf|modelscope|ip|ss"
-    r"|tar|ssh|kubectl|mount|deepspeed|torchrun|accelerate|cmake|gcc|nvcc|dmesg|uv|python -m \S+|bash"
+    r"|tar|ssh|kubectl|mount|deepspeed|torchrun|accelerate|cmake|gcc|nvcc|dmesg|uv|python|hydra|bash"
     r"|mokutil|fuser|ldd)"
     r"(?: run)? [^,;()`]*"
 )
@@ -32,6 +32,8 @@ TABLES = {
 }
 # Of the user's own program, of docker in a list of its flags, and of launchers whose command line is read.
 OF_OTHERS = {"flag", "ipc", "num_processes", "rdzv_backend", "rdzv_endpoint"}
+# Of srun, torchrun and containers in the scripts that `dsrun check-slurm` reads.
+OF_SCRIPTS = {"export", "nnodes", "nv", "overlap", "rdzv_id", "signal", "standalone"}
 # Whose flags a fix may name, by the place of its text; the first that fits.
 COMMANDS_OF = {
     "slurm/cluster/plan_gpus": ("plan",),
@@ -39,6 +41,7 @@ COMMANDS_OF = {
     "cli/wheel": ("build-wheel", "verify-wheel", "wheel"),
     "kubernetes": ("render-k8s", "train"),
     "cli/kubernetes": ("render-k8s", "train"),
+    "slurm/jobs": ("jobs", "monitor", "stacks", "doctor"),
     "slurm": ("render-slurm", "check-slurm", "train"),
     "recipe": ("train", "launch", "export"),
     "train/data/reading/row_lookup": ("data",),
@@ -86,16 +89,24 @@ def fixes() -> Iterator[NamedFix]:
     for cause in causes().values():
         for fix in (cause.fix, cause.other_fix, *(sign.fix for sign in cause.signs)):
             yield NamedFix(f"diagnosis: {cause.code}", fix)
-    for path in sorted(PACKAGE.rglob("refusals.toml")):
+    for path in sorted(PACKAGE.rglob("*.toml")):
         place = str(path.relative_to(PACKAGE))
-        for rows in read_toml(path).values():
-            yield from (NamedFix(place, row["fix"]) for row in rows.values() if "fix" in row)
+        yield from (NamedFix(place, text) for text in _below_fix(read_toml(path)))
     for rows in read_toml(PACKAGE / "train/base/notices.toml").values():
         yield from (NamedFix("train/base/notices.toml", text) for text in rows.values())
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "fix":
                 yield from (NamedFix(str(path.relative_to(PACKAGE)), text) for text in _texts(node.value))
+
+
+def _below_fix(value: Any, key: str = "") -> Iterator[str]:
+    """The texts of all keys that are called fix, in whatever table."""
+    if isinstance(value, str) and key == "fix":
+        yield value
+    elif isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else ((key, each) for each in value):
+            yield from _below_fix(each, name)
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
@@ -141,5 +152,6 @@ def wrong_names(fix: NamedFix, known: dict[str, set[str]]) -> Iterator[str]:
             yield f"dsrun {match[1]}"
     named = [name for name in known if f"dsrun {name}" in fix.text]
     of_place = next((names for place, names in COMMANDS_OF.items() if fix.place.startswith(place)), tuple(known))
-    flags = OF_OTHERS.union(*(known[name] for name in (*of_place, *named)))
+    scripts = OF_SCRIPTS if fix.place == "slurm/lint/rules.toml" else set()
+    flags = OF_OTHERS.union(scripts, *(known[name] for name in (*of_place, *named)))
     yield from (f"--{flag}" for flag in FLAG.findall(own) if _folded(flag) not in flags)
