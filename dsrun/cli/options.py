@@ -212,8 +212,8 @@ class LazyGroup(OptionGroup):
 
 
 def field_option(each: "Field[Any]", types: Mapping[str, Any]) -> click.Option:
-    """The command-line option of a field declared with `dsrun.options.option`. `types` maps kinds of values to click's
-    types; other values stay strings."""
+    """The command-line option of a field that `dsrun.options.described` has filled. `types` maps kinds of values to
+    click's types; other values stay strings."""
     from dsrun.options import flag_of, value_kind
 
     meta, kind, flag = each.metadata, value_kind(each), flag_of(each)

@@ -19,6 +19,12 @@ MODULES_AT_MOST = 14
 NAMED = re.compile(r"`(dsrun(?:\.\w+)+|\w+\.[A-Z]\w*[a-z]\w*)[`.]")
 """`dsrun.some.module`, `module.Class`."""
 
+PRIVATE = re.compile(r"`(_[a-z]\w*)[`.(]")
+OF_LIBRARIES = {
+    "_cast_module_mixed_precision", "_find_legacy_repo_dir", "_load_from_state_dict", "_prepare_inputs",
+    "_repo_cache_dir_path",
+}  # fmt: skip
+
 
 def type_names(source: str) -> Iterator[str]:
     """The classes, aliases and type variables that a module defines: CapWords, at module level."""
@@ -89,6 +95,16 @@ def test_modules_and_classes_that_words_name_exist() -> None:
             elif above in stems:
                 gone += [] if name in classes else [name]
     assert gone == []
+
+
+def test_private_names_in_words_are_of_their_module() -> None:
+    gone = set()
+    for module in PACKAGE.rglob("*.py"):
+        source = module.read_text(encoding="utf-8")
+        code = re.sub(r"`[^`]*`", "", source)
+        named = {name for text in words(source) for name in PRIVATE.findall(text)}
+        gone |= {name for name in named if not re.search(rf"\b{name}\b", code)}
+    assert gone == OF_LIBRARIES
 
 
 def test_no_folder_is_crowded() -> None:

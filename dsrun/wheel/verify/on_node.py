@@ -1,6 +1,6 @@
 """Runs a program that dsrun sends to a node, and ends it when dsrun ends.
 
-`python -c 'BOOT' SIZE DATA ARGUMENTS… < SIZE bytes of this file, the program, the data`; see `nodes.py`. The program
+`python -c 'BOOT' SIZE DATA ARGUMENTS… < SIZE bytes of this file, the program, the data`; see `remote.py`. The program
 finds DATA more bytes on stdin. Then stdin stays open: dsrun holds its other end. ssh does not end what it started when
 it is killed itself, but the end of stdin arrives, and then this process gets SIGTERM.
 """

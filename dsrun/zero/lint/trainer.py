@@ -82,7 +82,7 @@ def check_against(view: ConfigView, report: ConfigFindings) -> None:
         if value is UNKNOWN or ours in (MISSING, None, AUTO) or ours == value:
             continue
         if path[-1] == "enabled" and isinstance(ours, str):
-            continue  # `_texts` reports it
+            continue  # its type is wrong, which structure.py reports
         flag: str = flags.where(name)
         if name not in flags.given:
             flag = text_of("conflicts_with_flag.default", flag=flag)
