@@ -244,8 +244,9 @@ def async_io() -> str:
     handle = ALL_OPS["async_io"].load().aio_handle(_BLOCK, 8, False, True, 1)
     wrote = torch.randint(0, 255, (_BLOCK,), dtype=torch.uint8)
     read = torch.zeros_like(wrote)
-    with tempfile.TemporaryDirectory(prefix="dsrun-aio-") as folder:
-        file = str(Path(folder, "block"))
+    # Without a name of its own, as this process may be killed.
+    with tempfile.TemporaryFile() as block:
+        file = f"/proc/self/fd/{block.fileno()}"
         handle.sync_pwrite(wrote, file, 0)
         handle.sync_pread(read, file, 0)
     if not torch.equal(wrote, read):

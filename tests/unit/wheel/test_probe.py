@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from dsrun.wheel.verify import install_wheel, probe, run_ops
 
@@ -47,6 +48,31 @@ def test_probe_reads_torch_without_import(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)})
     facts = json.loads(done.stdout)
     assert (facts["torch"], facts["torch_cuda"], facts["cxx11_abi"]) == ("2.13.0+cu130", "13.0", True)
+
+
+def test_killed_check_of_async_io_leaves_no_file(tmp_path, monkeypatch):
+    """The file has no name while it is written and read: who checks an operation may be killed by it."""
+
+    class Handle:
+        def sync_pwrite(self, data, file, _offset):
+            Path(file).write_bytes(data)
+            there.append(list(tmp_path.iterdir()))
+
+        def sync_pread(self, data, file, _offset):
+            data[:] = Path(file).read_bytes()
+
+    there, op = [], SimpleNamespace(load=lambda: SimpleNamespace(aio_handle=lambda *_: Handle()))
+    torch = SimpleNamespace(
+        uint8=None, randint=lambda *_, **__: bytearray(b"x"), zeros_like=lambda data: bytearray(len(data))
+    )
+    torch.equal = bytearray.__eq__
+    for name in ("deepspeed", "deepspeed.ops", "deepspeed.ops.op_builder"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.op_builder.all_ops", SimpleNamespace(ALL_OPS={"async_io": op}))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(run_ops.tempfile, "tempdir", str(tmp_path))
+    assert "read back" in run_ops.async_io()
+    assert there == [[]]
 
 
 def test_programs_sent_to_nodes_import_no_dsrun():
