@@ -148,8 +148,9 @@ class _Supervision:
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._job_starts = JobStarts(job.run, job.env)
         self._history: list[AttemptFailure] = []
-        self._will_restart = False
+        self._will_restart = self._is_regrouping = False
         self._progress: list[int | None] = []
+        self._newest_at_first: int | None = None
         self._saved_batch = job.saved_batch
 
     def _environment(self) -> dict[str, str]:
@@ -182,8 +183,9 @@ class _Supervision:
             self._number = self._coordinator.attempt
             # A node that joins a run later does not know its checkpoints.
             self._knows_saved_batch = not self._job.external and self._number == 0
+            self._newest_at_first = newest = self._newest()
             while True:
-                self._progress.append(self._newest())
+                self._progress.append(newest)
                 self._tell_members()
                 end = self._attempt()
                 self._record.over()
@@ -203,6 +205,7 @@ class _Supervision:
                 if self._job.elastic:
                     self._stop_requests.regrouped()
                 self._number += 1
+                newest = self._newest()
                 self._context.say(STARTING)  # until a rank tells more
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
                 if not self._pause(decision.wait_s) or not self._gpus_are_free():
@@ -220,7 +223,10 @@ class _Supervision:
     def _tell_members(self) -> None:
         """Record with which nodes the attempt begins, where these are others than before."""
         before, self._members = self._members, self._coordinator.members
+        was_regrouping, self._is_regrouping = self._is_regrouping, False
         if not self._job.elastic or tuple(before) == self._members:
+            if was_regrouping:
+                self._event_writer.not_restored(attempt=self._number)
             return
         self._record.ranks = len(self._members) * self._job.topology.workers
         self._context.attend(self._members)
@@ -303,6 +309,7 @@ class _Supervision:
 
     def _regrouped(self, fallback: MemoryFallback) -> RunDecision:
         """The ranks have saved and left, for nodes that are back."""
+        self._is_regrouping = True
         self._progress.pop()  # an attempt that has not failed
         why = f"nodes are back: again from step {self._newest() or 0}"
         return self._with_saved_batch(RunDecision(action="restart", exit_code=EXIT_RESUME, why=why, fallback=fallback))
@@ -379,7 +386,7 @@ class _Supervision:
         if self._job.node_rank and not saved:
             return f"{by}: node 0 says what was saved, and how to go on"
         newest = self._newest()
-        is_new = bool(saved) or newest not in (None, 0, *self._progress[:1])
+        is_new = bool(saved) or newest not in (None, 0, self._newest_at_first)
         what = f"saved {saved}" if saved else f"checkpoint-{newest} is complete" if is_new else "nothing new was saved"
         what = "what was saved is unknown" if not saved and newest is None else what
         if end and end.failure_inputs.hang:

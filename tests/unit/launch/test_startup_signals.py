@@ -143,7 +143,7 @@ def test_stopped_run_says_what_is_saved_or_unknown(node, before, newest, saved, 
         _job=SimpleNamespace(node_rank=node, external=False, resumes=True, again="the same command"),
         _request=lambda: StopRequest("SIGTERM"),
         _newest=lambda: newest,
-        _progress=[before],
+        _newest_at_first=before,
         _history=[],
     )
     supervision._again = lambda *, resume: _Supervision._again(supervision, resume=resume)
