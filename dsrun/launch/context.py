@@ -49,6 +49,8 @@ class LocalLauncher:
     """How to start one process per machine with what has started this one, where a user has chosen it."""
     listed: bool = False
     """Whether `host` is only the first of a scheduler's list, and mpirun may have put node 0 elsewhere."""
+    workers: int = 1
+    """Ranks that this node starts."""
     chosen_port: bool = False
     """Whether `port` follows from the job alone, so that node 0 takes another one where it is taken."""
 

@@ -236,7 +236,7 @@ def still_taken(message: PeerMessage, peers: Mapping[int, Peer]) -> str | None:
     return None
 
 
-def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: int) -> str | None:
+def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: int, workers: int | None) -> str | None:
     """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
     A sender without the key learns only that it does not have it.
@@ -251,4 +251,7 @@ def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: in
         return f"node {node} is out of range"
     if version != __version__:
         return f"it has dsrun {version}, the first node {__version__}"
+    # The global batch is that of all nodes, whichever are there, only where each has as many ranks.
+    if workers is not None and message.get("workers") != workers:
+        return f"it would start {message.get('workers')} ranks, the first node {workers}: --elastic needs as many"
     return None

@@ -96,7 +96,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
         own_challenge = secrets.token_hex(16)
         challenge = _first(connection, [], deadline).get("challenge")
         rest: list[transport.PeerMessage] = []
-        own = {"node": place.node, "nodes": place.nodes, "host": name, "version": __version__}
+        own = {"node": place.node, "nodes": place.nodes, "workers": place.workers, "host": name, "version": __version__}
         proof = transport.hmac_digest(key, "follower", challenge, place.node, place.nodes)
         connection.send({**own, "challenge": own_challenge, "proof": proof})
         answer = _first(connection, rest, deadline)
@@ -200,7 +200,7 @@ def rendezvous(
             coordinator = CoordinatorServer(
                 listener, place.nodes, key,
                 run_info={**run_info, messages.PORT: str(port)}, timeout_s=timeout_s,
-                returns=place.returns, recreated=place.recreated, least=least,
+                returns=place.returns, recreated=place.recreated, least=least, workers=place.workers,
             )  # fmt: skip
             early.forward_to(coordinator)
             coordinator.gather()

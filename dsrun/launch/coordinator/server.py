@@ -29,7 +29,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
 
     `run_info` is sent to every node that joins, and `notify` is told now and then whom it waits for. Waits `timeout_s`
     seconds for all nodes at the start and, with `returns`, for lost nodes to come back; when these do not, `recreated`
-    ones end to be resumed. `least` nodes are enough to go on.
+    ones end to be resumed. `least` nodes are enough to go on, of as many `workers` each.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         returns: bool = True,
         recreated: bool = False,
         least: int | None = None,
+        workers: int = 1,
         notify: Callable[[str], None] = print_note,
     ) -> None:
         messages.Coordinator.__init__(self, run_info)
@@ -52,6 +53,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
         self._least = nodes if least is None else least
         # Of many nodes that all have to be there nobody needs the list.
         self._is_elastic = self._least < nodes
+        self._workers = workers if self._is_elastic else None
         self._losses: Counter[int] = Counter()
         self._key = key
         self._timeout_s = timeout_s
@@ -325,7 +327,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
             self._forwarded = stop
 
     def _handshake(self, connection: PeerConnection, challenge: str, message: PeerMessage) -> None:
-        why = messages.reject_reason(challenge, message, key=self._key, nodes=self.nodes)
+        why = messages.reject_reason(challenge, message, key=self._key, nodes=self.nodes, workers=self._workers)
         taken = None if why else messages.still_taken(message, self._peers)
         if why or taken:
             ours = why != messages.ANOTHER_RUN

@@ -24,6 +24,7 @@ from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.supervise import supervise
 from dsrun.launch.training_job import RunOutcome, TrainingJob
+from dsrun.recipe.preflight.elastic import NodeRange
 from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
 from dsrun.runs.attempts import JobStarts, check_resume, earlier_signatures, saved_global_batch
@@ -100,7 +101,7 @@ def _run_supervised(
             print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
             print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}", secret=True)
     joining = rendezvous(
-        place,
+        replace(place, workers=work.topology.workers),
         signals,
         run_info=_run_info(work, place) if place.node == 0 else {},
         secret=os.environ.get(variables.SECRET),
@@ -170,7 +171,8 @@ def _with_recipe_of_node_0(work: NodeProgram, run_info: Mapping[str, str], place
     recipe = from_json(json.loads(run_info["recipe"]), "the recipe of node 0")
     if place.own_terminal and (changed := differences(work.recipe, recipe)):
         print_note(f"the settings of node 0 differ and take precedence: {'; '.join(changed)}")
-    return replace(work, recipe=with_secrets_of(recipe, work.recipe))
+    elastic = NodeRange.parse(recipe.spec.elastic) if recipe.spec.elastic else None
+    return replace(work, recipe=with_secrets_of(recipe, work.recipe), elastic=elastic)
 
 
 def _job(

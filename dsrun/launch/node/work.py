@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dsrun.demo.models import DEFAULTS, settings_on
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.context import LaunchRequest
 from dsrun.launch.expected_gpus import check_driver, check_program
@@ -23,9 +24,11 @@ from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
+from dsrun.recipe.batch import BATCH_FLAGS
 from dsrun.recipe.group_timeout import group_timeout_s
 from dsrun.recipe.preflight.elastic import NodeRange, batches_by_nodes, node_range, with_range
 from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name
 from dsrun.system import variables
@@ -117,6 +120,12 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
     elastic = node_range(options.elastic, spec.elastic, nodes)
     recipe = with_range(recipe, elastic)
+    if (
+        elastic and spec.model in DEFAULTS
+    ):  # a demo's batch follows from the number of ranks: here from that of all nodes
+        ranks, sizes = nodes * topology.workers, any(map(recipe.given, BATCH_FLAGS))
+        values = settings_on(spec.model, ranks, sizes=sizes, auto=spec.auto_micro_batch)
+        recipe = with_defaults(recipe, values, spec.model)
     batches_by_nodes(recipe, elastic, nodes, topology.workers)  # refused here, before anything starts
     return NodeProgram(
         topology=topology,

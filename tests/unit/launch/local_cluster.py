@@ -75,8 +75,8 @@ class LocalCluster:
     def place(self, node, nodes, **options):
         return LocalLauncher(how="a test", node=node, nodes=nodes, host=self.host, port=self.port - 1, **options)
 
-    def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S, recreated=False):
-        place = self.place(node, nodes, recreated=recreated)
+    def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S, **options):
+        place = self.place(node, nodes, **options)
         return self._kept(join(place, name=f"machine-{node}", key=key, timeout_s=timeout_s))
 
     def open(self, nodes, **options):

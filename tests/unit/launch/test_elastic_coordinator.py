@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsrun.errors import EXIT_RESUME
+from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.client import OverWithoutThisNode
 from dsrun.launch.coordinator.messages import NodeResult, StoppedBeforeStart, unless_stopped
@@ -181,3 +181,16 @@ def test_node_that_leaves_when_it_would_be_taken_in_counts_as_lost_again(cluster
     until(lambda: 1 not in leader._peers)
     assert leader._losses[1] == 2
     assert not leader.check()
+
+
+def test_node_with_another_number_of_ranks_is_refused(cluster, shrunk):
+    """The global batch could not be spread over it and the others."""
+    with pytest.raises(UsageError, match="2 ranks"):
+        cluster.follower(1, 3, workers=2)
+
+
+def test_ranks_may_differ_where_no_node_is_left_out(cluster):
+    leader = cluster.leader(2, workers=1)
+    one = cluster.follower(1, 2, workers=2)
+    leader.gather()
+    one.gather()

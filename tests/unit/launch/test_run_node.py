@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.node import run_node
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.training_job import LocalWorkers, RunOutcome
+from dsrun.recipe.preflight.elastic import NodeRange, with_range
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.resolved import to_json
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import hostname
@@ -187,3 +190,12 @@ def test_first_words_before_the_nodes_meet(tmp_path, capsys, node, own_terminal,
     with pytest.raises(RendezvousError):
         run_node.run_node(work_in(tmp_path / "run", require=int), place, StartupSignals(), rendezvous_timeout_s=0)
     assert capsys.readouterr().err.startswith("starting ") is speaks
+
+
+def test_node_is_elastic_as_node_0_says(tmp_path):
+    """One started without --elastic would take the return of another node for a request to end."""
+    recipe = with_range(resolve(["--model", "demo-t5"], tmp_path), NodeRange(2, 3))
+    work = work_in(tmp_path, recipe=resolve(["--model", "demo-t5"], tmp_path))
+    info = {"recipe": json.dumps(to_json(recipe))}
+    place = LocalLauncher(how="here", nodes=3, node=1)
+    assert run_node._with_recipe_of_node_0(work, info, place).elastic == NodeRange(2, 3)

@@ -12,6 +12,7 @@ from dsrun.launch.launcher_line import parse_torchrun
 from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, training_job, training_work
 from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.training_job import LocalWorkers
+from dsrun.recipe.preflight.elastic import batches_by_nodes
 from dsrun.recipe.resolve import resolve
 
 
@@ -36,6 +37,15 @@ def test_limits_of_launch_before_those_of_the_recipe(
 def test_workers_of_launch_before_those_of_the_recipe(tmp_path: Path, nproc: int | None, workers: int) -> None:
     recipe = resolve(["--model", "demo-t5", "--use-cpu", "--nproc", "3"], tmp_path)
     assert training_work(recipe, LaunchOptions(nproc=nproc)).topology.workers == workers
+
+
+def test_batch_of_an_elastic_demo_is_that_of_all_nodes(tmp_path: Path) -> None:
+    recipe, options = resolve(["--model", "demo-t5", "--use-cpu"], tmp_path), LaunchOptions(nproc=1, elastic="1:2")
+    work = training_work(recipe, options, nodes=2)
+    batches = batches_by_nodes(work.recipe, work.elastic, 2, 1)
+    assert [(batches[n].global_batch, batches[n].micro_batch) for n in (1, 2)] == [(256, 128), (256, 128)]
+    with pytest.raises(UsageError, match="256"):
+        training_work(recipe, LaunchOptions(nproc=1, elastic="2:3"), nodes=3)
 
 
 @pytest.mark.parametrize("own", [2, None])
