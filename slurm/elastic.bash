@@ -16,17 +16,21 @@ finish_elastic() {
 bring_back() {
     trap '' USR1 TERM
     local step numbers number host
-    declare -A began=()
+    declare -A began=() pause=() not_before=()
     while sleep 5 && kill -0 "$1" 2>/dev/null; do
         read -r step numbers 2>/dev/null <"$DSRUN_FAILURES/missing-nodes" || continue
         for number in $numbers; do
             # One that joins has left the file soon after; one that has ended is started again.
             [ -z "${began[$number]:-}" ] || ! kill -0 "${began[$number]}" 2>/dev/null || continue
+            # One that ends again and again would use up the steps that SLURM allows a job (MaxStepCount).
+            [ "$SECONDS" -ge "${not_before[$number]:-0}" ] || continue
             host=$(place_for "$number") || continue
             hosts[number]=$host
             note "node $number: again on $host"
             join_again "$2" "$number" "$step" "$host" &
             began[$number]=$!
+            pause[$number]=$((${pause[$number]:-10} < 900 ? ${pause[$number]:-10} * 2 : 1800))
+            not_before[$number]=$((SECONDS + ${pause[$number]}))
         done
     done
 }

@@ -62,3 +62,19 @@ def test_job_without_a_supervisor_is_refused(shell):
     spec = make_spec([run_file_value("elastic", ["2:3"], "--elastic")])
     with pytest.raises(UsageError, match="no supervisor"):
         render_script(spec, any_program(["python", "x.py"], fix=""), ClusterSite(has_dsrun=False))
+
+
+def test_supervisor_that_ends_at_once_is_started_ever_later(shell):
+    """Otherwise a broken node would use up the steps that SLURM allows a job."""
+    shell.put("scontrol", HOSTS)
+    shell.put("sleep", 'echo >>"$STAND_INS/slept"; exec /bin/sleep 0.02')
+    shell.worker = """
+        [ "$SLURM_NODEID" = 0 ] || exit 1
+        echo "7 2" >"$DSRUN_FAILURES/missing-nodes"
+        until [ "$(wc -l <"$STAND_INS/slept")" -ge 40 ]; do /bin/sleep 0.1; done
+        touch "$DSRUN_OUTPUT/FINISHED"
+    """
+    done = shell.run(training(shell, elastic="2:3"))
+    assert done.code == 0
+    _, *again = [words for words in done.of("srun") if "dsrun-node" in words]
+    assert 1 <= len(again) <= 3
