@@ -173,7 +173,7 @@ def lost_node(node: int, host: str, how: str, *, cause: str = NODE_LOST) -> Node
 def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool = False, given_up: str) -> RunDecision:
     """The decision of a node that lost its connection to node 0, or that node 0 closed; `recreated` if all of them are
     created again where they end to be resumed. `given_up` is why node 0 counts this node as lost, "" if it does not."""
-    why = f"the first node ({host}) is lost, and with it the run"
+    why = f"the first node ({host}) is lost, and with it the run; the same command starts it again"
     if given_up:
         why = f"the first node ({host}) counts this one as lost: it {given_up}"
     elif ended_by_signal:

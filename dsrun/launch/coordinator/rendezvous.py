@@ -105,7 +105,9 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes, handshake_s:
                 raise ConnectionError(str(answer["refused"]))
             refused = UsageError if answer.get("ours") else _AnotherRun
             what = f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}"
-            raise refused(what, fix="all nodes need the same dsrun, --nodes, --master-addr, --master-port and DSRUN_SECRET")
+            raise refused(
+                what, fix="all nodes need the same dsrun, --nodes, --master-addr, --master-port and DSRUN_SECRET"
+            )
         if not transport.digests_match(answer.get("proof"), transport.hmac_digest(key, "leader", own_challenge)):
             raise ConnectionError("the server there is not node 0 of this run")
     except BaseException:

@@ -4,14 +4,14 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Full, Queue, SimpleQueue
 from typing import IO, Any, Self
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
-from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, stored_fallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
@@ -146,6 +146,8 @@ class RunEventWriter:
         size, missing = len(now), " ".join(str(node) for node in range(of) if node not in now)
         each: dict[str, Any] = {"nodes": size, "of": of, "gone": gone or None, "back": back or None}
         if batch:
+            micro_batch, steps = shrink(batch.micro_batch, batch.accumulation, self.fallback().halvings)
+            batch = replace(batch, micro_batch=micro_batch, accumulation=steps)
             each |= {"micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
         shared, step = os.environ.get(variables.FAILURES), os.environ.get("SLURM_STEP_ID")
         if shared and step:

@@ -189,6 +189,7 @@ class _Supervision:
                 self._tell_members()
                 end = self._attempt()
                 self._record.over()
+                self._context.say("waiting for the other nodes" if self._job.nnodes > 1 else "")
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
                     return self._result_after_signal(end)
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)

@@ -15,6 +15,7 @@ from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide
 from dsrun.launch.supervisor.supervise import _Supervision
+from dsrun.recipe.batch import BatchPlan
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records
@@ -229,3 +230,12 @@ def test_regrouping_for_nodes_that_are_gone_again_is_recorded(ledger, tmp_path):
         _Supervision._tell_members(supervision)
     [event] = read_records(tmp_path / "events.jsonl")
     assert (event["kind"], event["attempt"]) == ("restart", 3)
+
+
+def test_batch_on_fewer_nodes_is_that_of_the_remedy_in_force(ledger, tmp_path):
+    ledger.apply(restart("memory ran out", MemoryFallback(halvings=1)))
+    ledger.regrouped(
+        range(3), (0, 2), of=3, batch=BatchPlan(global_batch=24, micro_batch=6, world_size=2, accumulation=2)
+    )
+    [reduced] = read_records(tmp_path / "events.jsonl")
+    assert (reduced["gone"], reduced["micro_batch"], reduced["accumulation"]) == ([1], 3, 4)
