@@ -109,7 +109,9 @@ def slurm_conf(options: Options, root: Path) -> str:
             "TCPTimeout=1",
             "BatchStartTimeout=10",
             "KillWait=5",
-            "UnkillableStepTimeout=10",
+            # A step that ends while the controller is away tells it a minute later. If its job is requeued before, it
+            # would be taken for unkillable, and the node be drained for good.
+            "UnkillableStepTimeout=90",
             "InactiveLimit=0",
             # scontrol tells of finished jobs for a day.
             "MinJobAge=86400",

@@ -175,12 +175,12 @@ def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool =
     created again where they end to be resumed. `given_up` is why node 0 counts this node as lost, "" if it does not."""
     why = f"the first node ({host}) is lost, and with it the run; the same command starts it again"
     if given_up:
-        why = f"the first node ({host}) counts this one as lost: it {given_up}"
+        why = f"the first node ({host}) counts this one as lost: it {given_up}; the same command joins again"
     elif ended_by_signal:
         why = f"the first node ({host}) was ended by a signal"
     elif recreated:
         why = f"the first node ({host}) is lost; the run resumes from its last checkpoint when all nodes are back"
-    code = EXIT_RESUME if ended_by_signal or recreated else EXIT_TOOL_FAILED
+    code = EXIT_RESUME if ended_by_signal or given_up or recreated else EXIT_TOOL_FAILED
     cause = "" if ended_by_signal else NODE_LOST
     return RunDecision(action="stop", exit_code=code, why=why, fallback=MemoryFallback(), cause=cause)
 

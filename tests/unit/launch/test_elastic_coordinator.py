@@ -194,3 +194,12 @@ def test_ranks_may_differ_where_no_node_is_left_out(cluster):
     one = cluster.follower(1, 2, workers=2)
     leader.gather()
     one.gather()
+
+
+def test_node_that_was_silent_is_told_that_it_is_lost(cluster):
+    """The first node has not left: the same command joins it again."""
+    leader, one, _ = cluster.open(3, least=2)
+    leader._drop_peer(1, "stopped answering")
+    until(one.check)
+    decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
+    assert (decision.exit_code, decision.cause) == (EXIT_RESUME, NODE_LOST)
