@@ -160,12 +160,6 @@ class RunEventWriter:
         else:
             self._write("nodes_restored", **each)
 
-    def not_restored(self, *, attempt: int) -> None:
-        """On the first node: print and record that the run was started again for nodes that are gone once more."""
-        message = "the nodes that were back are gone again"
-        self._notify(message)
-        self._event("restart", message=message, seconds=0.0, attempt=attempt)
-
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt, or not the next one that was to come."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)

@@ -148,7 +148,7 @@ class _Supervision:
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._job_starts = JobStarts(job.run, job.env)
         self._history: list[AttemptFailure] = []
-        self._will_restart = self._is_regrouping = False
+        self._will_restart = False
         self._progress: list[int | None] = []
         self._newest_at_first: int | None = None
         self._saved_batch = job.saved_batch
@@ -224,10 +224,7 @@ class _Supervision:
     def _tell_members(self) -> None:
         """Record with which nodes the attempt begins, where these are others than before."""
         before, self._members = self._members, self._coordinator.members
-        was_regrouping, self._is_regrouping = self._is_regrouping, False
         if not self._job.elastic or tuple(before) == self._members:
-            if was_regrouping:
-                self._event_writer.not_restored(attempt=self._number)
             return
         self._record.ranks = len(self._members) * self._job.topology.workers
         self._context.attend(self._members)
@@ -310,7 +307,6 @@ class _Supervision:
 
     def _regrouped(self, fallback: MemoryFallback) -> RunDecision:
         """The ranks have saved and left, for nodes that are back."""
-        self._is_regrouping = True
         self._progress.pop()  # an attempt that has not failed
         why = f"nodes are back: again from step {self._newest() or 0}"
         return self._with_saved_batch(RunDecision(action="restart", exit_code=EXIT_RESUME, why=why, fallback=fallback))

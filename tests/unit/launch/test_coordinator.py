@@ -123,7 +123,7 @@ def test_node_given_up_by_node_0_is_lost_and_told_so(cluster, monkeypatch):
         pool.submit(leader.report_and_wait, ended, lambda _: stop())
         until(lambda: one._left)
         decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
-    assert (decision.action, decision.exit_code, decision.cause) == ("stop", 1, "node_lost")
+    assert (decision.action, decision.exit_code, decision.cause) == ("stop", EXIT_RESUME, "node_lost")
     assert "this one as lost: it did not end its ranks" in decision.why
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,6 @@ from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide
-from dsrun.launch.supervisor.supervise import _Supervision
 from dsrun.recipe.batch import BatchPlan
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
@@ -218,18 +216,6 @@ def test_partial_checkpoint_deleted_unless_folder_locked(ledger, said, tmp_path)
     ledger.clean_up()
     assert not (tmp_path / ".saving").exists()
     assert said == ["removed what was written of checkpoint-10 when its run died"]
-
-
-def test_regrouping_for_nodes_that_are_gone_again_is_recorded(ledger, tmp_path):
-    """Else nothing would say why the ranks saved, left and began again, as there are no other nodes than before."""
-    supervision = SimpleNamespace(
-        _members=(0, 1), _coordinator=SimpleNamespace(members=(0, 1)), _job=SimpleNamespace(elastic="2:3"),
-        _is_regrouping=True, _event_writer=ledger, _number=3,
-    )  # fmt: skip
-    for _ in range(2):  # the next restart has another reason
-        _Supervision._tell_members(supervision)
-    [event] = read_records(tmp_path / "events.jsonl")
-    assert (event["kind"], event["attempt"]) == ("restart", 3)
 
 
 def test_batch_on_fewer_nodes_is_that_of_the_remedy_in_force(ledger, tmp_path):
