@@ -27,6 +27,10 @@ def train(start):
     return training
 
 
+# Of the steps at which trainings are halted, none is near a checkpoint, each seventh: while one is saved nobody is asked to
+# leave.
+
+
 def events(training, kind):
     return [row for row in read_records(training.folder.events) if row["kind"] == kind]
 
@@ -50,7 +54,7 @@ def test_spare_node_joins_while_the_others_train(cluster, ada, train, place):
         [reduced] = events(training, "nodes_reduced")
         assert (reduced["nodes"], reduced["gone"]) == (2, [2])
         assert (reduced["micro_batch"], reduced["accumulation"]) == (3, 2)
-        training.freeze_at(12)
+        training.freeze_at(15)
         training.job.until(lambda: is_asked_to_leave(training, ada), "asked to leave for the spare node")
         assert f"node 2: again on {spare}" in training.job.log
         training.thaw()
@@ -73,7 +77,7 @@ def test_node_whose_supervisor_died_gets_another(ada, train, place):
     ada.run("pkill", "-KILL", "-f", "dsrun launch --elastic", machine=lost)
     training.thaw()
     training.job.until(lambda: len(events(training, "training")) == 2, "training again")
-    training.freeze_at(12)
+    training.freeze_at(15)
     training.job.until(lambda: is_asked_to_leave(training, ada), "asked to leave for the node")
     training.thaw()
     training.job.until(lambda: events(training, "nodes_restored"), "whole again")
