@@ -27,8 +27,7 @@ def train(start):
     return training
 
 
-# Of the steps at which trainings are halted, none is near a checkpoint, each seventh: while one is saved nobody is asked to
-# leave.
+# Trainings are halted far from a checkpoint, each seventh step: while one is saved nobody is asked to leave.
 
 
 def events(training, kind):
