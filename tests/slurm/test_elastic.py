@@ -83,3 +83,24 @@ def test_node_whose_supervisor_died_gets_another(ada, train, place):
     assert f"node 2: again on {lost}" in training.job.log
     training.job.wait_for("COMPLETED")
     assert training.job.restarts == 0
+
+
+def test_job_with_too_few_nodes_left_is_requeued(cluster, ada, train, place):
+    training = train(place, "--elastic", "2:3")
+    training.freeze_at(8)
+    _, *lost = training.job.machines()
+    for name in lost:
+        cluster.machines[name].power_off()
+    try:
+        training.thaw()
+        training.job.wait_for_restart()
+    finally:
+        for name in lost:
+            cluster.machines[name].power_on()
+        cluster.wait_until_ready()
+    training.job.wait_for("COMPLETED")
+    assert [row["cause"] for row in events(training, "failure")] == ["node_lost", "node_lost"]
+    assert len(events(training, "requeue")) == 1
+    undisturbed = train(ada.folder("too-few-nodes"))
+    undisturbed.job.wait_for("COMPLETED")
+    assert training.losses == pytest.approx(undisturbed.losses, rel=1e-6)
