@@ -48,8 +48,10 @@ def folder_of(path: str | None) -> str:
 
 
 def close(name: str, known: Iterable[str], ratio: float = 0.8) -> str:
-    """The known name that is most like one; "" for none."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1, ratio)), "")
+    """The known name that is most like one, whatever the case of its letters; "" for none."""
+    spelt = {each.casefold(): each for each in known}
+    found = difflib.get_close_matches(name.casefold(), list(spelt), 1, ratio)
+    return next((spelt[each] for each in found if spelt[each] != name), "")
 
 
 def value_of(words: Sequence[str], *flags: str) -> str | None:
@@ -60,6 +62,16 @@ def value_of(words: Sequence[str], *flags: str) -> str | None:
 def all_devices(count: int) -> str:
     """The numbers of all GPUs of a node, as CUDA_VISIBLE_DEVICES has them."""
     return ",".join(map(str, range(count)))
+
+
+def _places(text: str) -> list[str]:
+    """The folders in a text that each node has for itself."""
+    return [re.sub(r"[{}]|/\Z", "", each) for each in PATTERNS["of_one_node"].findall(text)]
+
+
+def _same(place: str, other: str) -> bool:
+    """Whether one of two folders is, or is in, the other."""
+    return f"{place}/".startswith(f"{other}/") or f"{other}/".startswith(f"{place}/")
 
 
 _FUNCTIONS = (
@@ -152,7 +164,8 @@ class ScriptFacts:
         text = PATTERNS["arithmetic_text"].sub(lambda each: PATTERNS["bare_slurm"].sub(each[0][0], each[0]), text)
         for found in PATTERNS["slurm_reference"].finditer(text):
             name, in_step = found[2], found[1] == LATE_DOLLAR
-            options = rules()["set_by"].get(name, ["?"] if name.startswith("SLURM_STEP") else [])
+            slip = name not in (*rules()["of_slurm"], *self.assigned) and close(name, rules()["of_slurm"], 0.85)
+            options = rules()["set_by"].get(name, ["?"] if slip or name.startswith("SLURM_STEP") else [])
             in_step = in_step and (name.startswith("SLURM_STEP") or name in rules()["set_in_steps"])
             tested = re.search(rf"(\[\[?|test)\s[^\]\n]*\b{name}\b|(?m:^\s*(export )?){name}=", self.script.text)
             if options and not in_step and not tested and not any(map(self.script.get, options)):
@@ -203,6 +216,39 @@ class ScriptFacts:
         """Whether something that trains is in the background above a line."""
         return any(each.background and each.words and self._has_left(each) for each in self.script.started
                    if each.line < line)  # fmt: skip
+
+    def trains_inside(self, call: ScriptCommand) -> bool:
+        """Whether a command calls a function of the script's that trains in the foreground."""
+        return any(f"function:{call.words[:1][0]}" in each.blocks and not each.background
+                   for each in self.script.launches if call.words)  # fmt: skip
+
+    def steps_behind(self, step: ScriptCommand) -> bool:
+        """Whether a step on one node has others behind it that the script starts when it has ended."""
+        others = (each for each in self.script.started if each.at > step.at and each.words and each.srun is not None)
+        return any(each.srun_option("-w", "--nodelist", "-r", "--relative") is not None
+                   and PurePosixPath(each.words[0]).name == PurePosixPath(step.words[0]).name
+                   for each in others if step.words)  # fmt: skip
+
+    def filled_here(self, command: ScriptCommand) -> str:
+        """A folder of one node alone that a command fills, if steps of the job look for it; "" for none."""
+        told = next(text for each, text in self.texts if each is command)
+        for place in _places(told) if matches("fills", [told]) else ():
+            near = [(each, text) for each, text in self.texts if any(_same(place, other) for other in _places(
+                f"{text} {' '.join(self.script.commands[each.at].words if each.srun is not None else ())}"))]  # fmt: skip
+            if matches("fills_elsewhere", [text for _, text in near]):
+                continue
+            steps = [each for each, _ in self.texts if each.srun is not None and each.at > command.at]
+            if any(map(self._has_left, steps)) and any(each in steps or matches("looks_there", [text]) for each, text in near):
+                return place
+        return ""
+
+    def grown_file(self, command: ScriptCommand) -> str:
+        """A file of hosts that a command adds to, and that no job empties before; "" for none."""
+        told = next(text for each, text in self.texts if each is command)
+        file = group("appends", told)
+        emptied = (text for each, text in self.texts if each.at <= command.at and file in text)
+        read = any(each.at > command.at and file in text for each, text in self.texts)
+        return file if file and read and not matches("of_this_job", [file]) and not matches("empties", emptied) else ""
 
     @property
     def left_behind(self) -> int:

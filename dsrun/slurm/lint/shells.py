@@ -123,7 +123,7 @@ class ShellReader:
             known.sourced |= not PATTERNS["environment_file"].search(" ".join(words[1:]))
         elif words[:2] in (["set", "-a"], ["set", "-o"]) and ("-a" in words or "allexport" in words):
             known.all_exported = True
-        if command.document and (target := PATTERNS["written_to"].search(" ".join(command.raw))):
+        if command.document and (target := PATTERNS["written_to"].search(" ".join(command.words))):
             known.documents[PurePosixPath(known.expand(target[1])).name] = (command.document, command.line + 1)
         yield from self._started(replace(base, words=()), command, list(known.spread(words, raw)))
 
@@ -232,9 +232,7 @@ def _unwrapped(
             environment.append(words.pop(0))
         elif _is_stripped(words):
             words.pop(0)
-        elif word in rules()["wrappers"] or (
-            PurePosixPath(word).name in ("apptainer", "singularity") and words[1:2] in (["exec"], ["run"])
-        ):
+        elif word in rules()["wrappers"] or words[1:2] and words[1] in rules()["runners"].get(PurePosixPath(word).name, ()):
             inner = _behind(words)
             wrappers += words[: len(words) - len(inner)]
             words = inner
@@ -253,6 +251,8 @@ def _behind(words: list[str]) -> list[str]:
         name = PurePosixPath(word).name
         if name in ("bash", "sh", "torchrun", "accelerate", "deepspeed", "srun") or PYTHON.fullmatch(name):
             return words[at:]
+        if name.endswith(".py"):
+            return ["python", *words[at:]]
     return []
 
 
