@@ -187,7 +187,8 @@ class _Scanner:
             end = self.at
         if owner < len(self.found):
             text = self.text[start:end]
-            text = text.replace("\\$", LITERAL_DOLLAR) if expanded else text.replace("$", LITERAL_DOLLAR)
+            kept = r"\\([\\$`])" if expanded else "([$])"
+            text = re.sub(kept, lambda each: LITERAL_DOLLAR if each[1] == "$" else each[1], text)
             self.found[owner] = self.found[owner]._replace(document=text)
 
     def _end_word(self) -> None:

@@ -259,7 +259,7 @@ def _behind(words: list[str]) -> list[str]:
 def _split_srun(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
     """srun's own options, a letter apart from its value, and the command."""
     at, switches = 0, rules()["srun"]["switches"]
-    while at < len(words) and words[at].startswith(("-", "$")):
+    while at < len(words) and re.match(r"-|\$(?!\S*[/.])", words[at]):
         if joined := PATTERNS["letter"].fullmatch(words[at]):
             words = [*words[:at], *joined.groups(), *words[at + 1 :]]
         takes = re.fullmatch(r"--[^=]*|-[^=]", words[at]) and words[at] not in switches

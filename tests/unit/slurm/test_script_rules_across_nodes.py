@@ -1,0 +1,100 @@
+"""Rules of `check-slurm` about what reaches each node of a job: a script that has the fault, and one without it."""
+
+import pytest
+
+from dsrun.slurm.lint.script_check import check_script
+from tests.unit.slurm.test_script_rules import HEAD, MASTER, ONE, OWN, RANKS, RUN, STATIC, TWO, USR1, codes
+
+EACH = "for n in $(scontrol show hostnames); do\n"
+HOSTS = f'{EACH}echo "$n slots=4" >> hostfile\ndone\ndeepspeed --hostfile hostfile t.py'
+FIRST, SECOND = (f"srun -N1 -n1 -w {node} {STATIC} --node_rank={rank} t.py" for rank, node in enumerate("ab"))
+# Code, directives, the lines with the fault, and lines (and directives) without it.
+FAULTS = [
+    ("batch_shell_only", TWO, "bash run_train.sh a.yaml", "srun bash run_train.sh a.yaml"),
+    ("batch_shell_only", TWO, "./train.sh", "scontrol show hostnames > hosts\n./train.sh --hostfile hosts"),
+    ("batch_shell_only", TWO, "bash run_train.sh", "bash launch_slurm.sh"),
+    ("batch_shell_only", TWO, "composer -n 4 t.py", "srun composer -n 4 t.py"),
+    ("batch_shell_only", TWO, "singularity exec --nv a.sif bash train.sh", "srun singularity exec --nv a.sif bash train.sh"),
+    ("batch_shell_only", TWO, "uv run torchrun --nproc_per_node=4 t.py", f"{HEAD}srun uv run {RUN}"),
+    ("batch_shell_only", TWO, "poetry run t.py", "python submit_all.py"),
+    ("loop_waits", TWO, f"{HEAD}{FIRST}\n{SECOND}", f"{HEAD}{FIRST} &\n{SECOND} &\nwait"),
+    ("loop_waits", TWO, f"{EACH}srun -N1 -n1 -w $n bash node.sh --rank $((i++))\ndone",
+     f"{EACH}srun -N1 -n1 -w $n bash node.sh --rank $((i++)) &\ndone\nwait"),
+    ("loop_waits", TWO, f"{EACH}NODE_RANK=$((i++)) srun -N1 -n1 -w $n python t.py\ndone",
+     f"{EACH}srun -N1 -n1 -w $n mkdir -p /tmp/a\ndone"),
+    ("loop_waits", TWO, "ssh a python t.py\nssh b python t.py", "ssh a python t.py &\nssh b python t.py &\nwait"),
+    ("loop_waits", TWO, "srun -N1 -n1 -w a ray start --head --block\npython t.py",
+     "srun -N1 -n1 -w a ray start --head --block &\npython t.py"),
+    ("step_everywhere", TWO, "srun -w a bash head.sh &\nwait", "srun -w a -n1 bash head.sh &\nwait"),
+    ("step_everywhere", TWO, f"{EACH}srun --nodelist=$n bash a.sh &\ndone\nwait", "srun -w $SLURM_JOB_NODELIST a.sh"),
+    ("step_has_all_tasks", TWO, "srun -N1 -w a bash head.sh &\nwait", "srun -N1 -n1 -w a bash head.sh &\nwait"),
+    ("hostfile_grows", TWO, HOSTS, f": > hostfile\n{HOSTS}"),
+    ("hostfile_grows", TWO, HOSTS, HOSTS.replace("hostfile", "hostfile.$SLURM_JOB_ID")),
+    ("address_not_one", TWO, "ssh $SLURM_NODELIST hostname", "srun -w $SLURM_NODELIST hostname"),
+    ("address_not_one", TWO, "for n in $SLURM_JOB_NODELIST; do ssh $n a & done\nwait", f"{EACH}ssh $n a & done\nwait"),
+    ("address_not_one", TWO, "nodes=($SLURM_JOB_NODELIST)", "nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))"),
+    ("address_not_one", TWO, "srun python t.py --url tcp://$SLURM_NODELIST:23456", ("-N1", "ssh $SLURM_NODELIST a")),
+    ("variable_undefined", RANKS, f"export MASTER_ADDR=$MASTER_ADDR\n{OWN}",
+     f"export MASTER_ADDR=$(hostname)\nexport MASTER_ADDR=$MASTER_ADDR\n{OWN}"),
+    ("variable_undefined", TWO, f"{HEAD}srun {RUN}".replace("$h:", "$H:").replace("h=", "Head=").replace("$H", "$HEAD"),
+     f"{HEAD}srun {RUN}"),
+    ("slurm_variable_unset", TWO, f"{HEAD}srun {RUN}".replace("nnodes=2", "nnodes=$SLURM_NNODE"), f"{HEAD}srun {RUN}"),
+    ("slurm_variable_unset", RANKS, MASTER + OWN.replace("$SLURM_PROCID", "$slurm_procid"), MASTER + OWN),
+    ("slurm_variable_unset", ONE, "mkdir $SLRUM_JOB_ID", "mkdir $SLURM_JOB_ID $SLURM_TMPDIR $SLURM_SITE_FOLDER"),
+    ("signal_without_trap", USR1, "srun python t.py &\nwait\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1",
+     "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nsrun python t.py &\nwait\nwait"),
+    ("trap_waits", USR1, "trap 'touch a' USR1\nf() {\nsrun python t.py\n}\nf",
+     "trap 'touch a' USR1\nf() {\nsrun python t.py &\nwait\n}\nf"),
+    ("one_node_filled", TWO, f"{HEAD}tar xf a.tar -C $SLURM_TMPDIR\nsrun {RUN} --data $SLURM_TMPDIR/a",
+     f"{HEAD}srun -n2 tar xf a.tar -C $SLURM_TMPDIR\nsrun {RUN} --data $SLURM_TMPDIR/a"),
+    ("one_node_filled", TWO, f"{HEAD}D=/local/$USER\ncp -r data $D\nsrun {RUN} --data $D",
+     f"{HEAD}D=/lustre/$USER\ncp -r data $D\nsrun {RUN} --data $D"),
+    ("one_node_filled", TWO, f"{HEAD}virtualenv $TMPDIR/e\nsource $TMPDIR/e/bin/activate\nsrun {RUN}",
+     (ONE, "virtualenv $TMPDIR/e\nsource $TMPDIR/e/bin/activate\nsrun python t.py")),
+    ("one_node_filled", TWO, "cat > /tmp/w.sh <<'E'\npython t.py\nE\nsrun bash /tmp/w.sh",
+     "cat > w.sh <<'E'\npython t.py\nE\nsrun bash w.sh"),
+    ("one_node_filled", TWO, f"{HEAD}cp a.h5 /tmp/a.h5\nsrun {RUN} --data /tmp/a.h5",
+     f"{HEAD}sbcast a.h5 /tmp/a.h5\ncp /tmp/a.h5 /tmp/b.h5\nsrun {RUN} --data /tmp/a.h5"),
+    ("rank_in_batch_shell", TWO, f'{HEAD}W=$PWD/w_$SLURM_JOB_ID.sh\ncat > "$W" <<E\n{STATIC} --node_rank=$SLURM_NODEID '
+     't.py\nE\nsrun "$W"',
+     f"{HEAD}W=$PWD/w_$SLURM_JOB_ID.sh\ncat > \"$W\" <<'E'\n{STATIC} --node_rank=$SLURM_NODEID t.py\nE\nsrun \"$W\""),
+    ("tasks_exceed_gpus", "--gres=gpu:4 --ntasks=8", "srun python t.py", ("--gres=gpu:4 --ntasks=4", "srun python t.py")),
+    ("tasks_exceed_gpus", RANKS, "mpirun -np 16 python t.py", "mpirun -np 8 python t.py"),
+    ("tasks_below_gpus", "-N2 --gpus=8 --ntasks-per-node=2", "srun python t.py --dist-url env://",
+     (RANKS, "srun python t.py --dist-url env://")),
+    ("ranks_exceed_gpus", "-N4 --gpus=6", f"{HEAD}srun {RUN}".replace("nnodes=2", "nnodes=4"), (TWO, f"{HEAD}srun {RUN}")),
+    ("gpus_not_a_number", "--gpus-per-node=a100:4", "export N=$((SLURM_NNODES * SLURM_GPUS_PER_NODE))",
+     (ONE, "export N=$((SLURM_NNODES * SLURM_GPUS_PER_NODE))")),
+    ("gpus_held", ONE, "python t.py\nsleep 6h", "sleep 30\npython t.py\nsleep 60"),
+    ("slowed_down", ONE, "export CUDA_LAUNCH_BLOCKING=1\npython t.py", "export CUDA_LAUNCH_BLOCKING=0\npython t.py"),
+    ("no_master_addr", RANKS, "srun python t.py", MASTER + OWN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "directives", "wrong", "right"), FAULTS, ids=[each[0] for each in FAULTS])
+def test_rule_tells_wrong_from_right(code, directives, wrong, right):
+    assert code in codes(directives, wrong)
+    directives, right = right if isinstance(right, tuple) else (directives, right)
+    assert code not in codes(directives, right)
+
+
+@pytest.mark.parametrize(
+    ("directives", "lines", "code", "level"),
+    [
+        (RANKS, "srun python t.py", "no_master_addr", "warning"),
+        (TWO, HOSTS, "hostfile_grows", "warning"),
+        (f"{TWO} --requeue", HOSTS, "hostfile_grows", "error"),
+        ("--mem=4G\n#SBATCh --gpus=2", "true", "directive_spelling", "error"),
+        ("--mem=4G\n#SBTACH --job-name=a", "true", "directive_spelling", "warning"),
+        ("--mem=4G\n# SBATCH --gpus=2", "true", "directive_spelling", "warning"),
+    ],
+)
+def test_level_says_what_becomes_of_the_job(directives, lines, code, level):
+    found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0\n#SBATCH {directives}\n{lines}\n", "job.sh")
+    assert {str(each.level) for each in found if each.code == f"script_{code}"} == {level}
+
+
+def test_container_without_gpu_is_told_at_the_line_of_the_container():
+    text = "#!/bin/bash\n#SBATCH --time=1:0:0 --gpus=4\napptainer exec --contain \\\na.sif \\\nbash -c 'cd a && \\\npython t.py'\n"
+    found = check_script(text, "job.sh")
+    assert [each.where for each in found if each.code == "script_container_without_gpu"] == ["job.sh:3"]
