@@ -74,9 +74,13 @@ def _same(place: str, other: str) -> bool:
     return f"{place}/".startswith(f"{other}/") or f"{other}/".startswith(f"{place}/")
 
 
+def port_of(launch: ScriptCommand) -> str | None:
+    return launch.option("--master-port", "--main-process-port", "--rdzv-endpoint", "--standalone")
+
+
 _FUNCTIONS = (
     any, int, iter, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches,
-    late, group, gpus_in, folder_of, close, value_of, all_devices,
+    late, group, gpus_in, folder_of, close, value_of, all_devices, port_of, map,
 )  # fmt: skip
 
 
@@ -238,7 +242,9 @@ class ScriptFacts:
             if matches("fills_elsewhere", [text for _, text in near]):
                 continue
             steps = [each for each, _ in self.texts if each.srun is not None and each.at > command.at]
-            if any(map(self._has_left, steps)) and any(each in steps or matches("looks_there", [text]) for each, text in near):
+            if any(map(self._has_left, steps)) and any(
+                each in steps or matches("looks_there", [text]) for each, text in near
+            ):
                 return place
         return ""
 
@@ -249,6 +255,29 @@ class ScriptFacts:
         emptied = (text for each, text in self.texts if each.at <= command.at and file in text)
         read = any(each.at > command.at and file in text for each, text in self.texts)
         return file if file and read and not matches("of_this_job", [file]) and not matches("empties", emptied) else ""
+
+    def lost_folder(self, launch: ScriptCommand) -> str:
+        """A folder of one node alone to which a launch saves, and from which nothing copies below; "" for none."""
+        for flag, value in zip(launch.program, [*launch.program[1:], ""], strict=False):
+            name, _, joined = flag.partition("=")
+            for place in _places(joined or value) if matches("output_flag", [name]) else ():
+                below = (text for each, text in self.texts if each.at > launch.at)
+                if not any(_same(place, other) for text in below for other in _places(text)):
+                    return "" if "trap " in self.script.text else place
+        return ""
+
+    def alone(self, command: ScriptCommand) -> bool:
+        """Whether a command is in no block, and runs whatever became of the one before it."""
+        at = next(at for at, (each, _) in enumerate(self.texts) if each is command)
+        return not command.blocks and not (at and self.texts[at - 1][0].end in ("&&", "||"))
+
+    def launches_below(self, command: ScriptCommand) -> list[ScriptCommand]:
+        return [each for each in self.script.launches if each.at > command.at]
+
+    def side_by_side(self, launch: ScriptCommand) -> list[ScriptCommand]:
+        """The other launches of a kind that the batch shell runs at the same time."""
+        beside = (each for each in self.script.launches if each.background and each.srun is None)
+        return [each for each in beside if each is not launch and each.kind == launch.kind]
 
     @property
     def left_behind(self) -> int:

@@ -7,6 +7,8 @@ from tests.unit.slurm.test_script_rules import HEAD, MASTER, ONE, OWN, RANKS, RU
 
 EACH = "for n in $(scontrol show hostnames); do\n"
 HOSTS = f'{EACH}echo "$n slots=4" >> hostfile\ndone\ndeepspeed --hostfile hostfile t.py'
+ACCELERATE = "accelerate launch --num_machines=2 --num_processes=8 --main_process_ip=$h --main_process_port=29500"
+HALF = "CUDA_VISIBLE_DEVICES=$a torchrun --nproc_per_node=2"
 FIRST, SECOND = (f"srun -N1 -n1 -w {node} {STATIC} --node_rank={rank} t.py" for rank, node in enumerate("ab"))
 # Code, directives, the lines with the fault, and lines (and directives) without it.
 FAULTS = [
@@ -67,6 +69,27 @@ FAULTS = [
      (ONE, "export N=$((SLURM_NNODES * SLURM_GPUS_PER_NODE))")),
     ("gpus_held", ONE, "python t.py\nsleep 6h", "sleep 30\npython t.py\nsleep 60"),
     ("slowed_down", ONE, "export CUDA_LAUNCH_BLOCKING=1\npython t.py", "export CUDA_LAUNCH_BLOCKING=0\npython t.py"),
+    ("rank_missing", TWO, f"{HEAD}srun {STATIC} t.py", f"{HEAD}srun bash -c '{STATIC} --node_rank=$SLURM_NODEID t.py'"),
+    ("rank_missing", TWO, f"{HEAD}srun {ACCELERATE} t.py", f"{HEAD}srun {ACCELERATE} --rdzv_backend c10d t.py"),
+    ("requeued_for_ever", ONE, "python t.py\nscontrol requeue $SLURM_JOB_ID",
+     "python t.py\n[ $? = 124 ] && scontrol requeue $SLURM_JOB_ID"),
+    ("requeued_for_ever", ONE, "python t.py\nscontrol requeue $SLURM_JOB_ID",
+     "python t.py\ntest -f done && exit 0\nscontrol requeue $SLURM_JOB_ID"),
+    ("results_lost", ONE, "python t.py --output_dir $TMPDIR/a", "python t.py --output_dir $TMPDIR/a\ncp -r $TMPDIR/a $HOME"),
+    ("port_taken", ONE, f"{HALF} a.py &\n{HALF} b.py &\nwait", f"{HALF} --standalone a.py &\n{HALF} --standalone b.py &\nwait"),
+    ("port_taken", ONE, f"{HALF} a.py &\n{HALF} b.py &\nwait",
+     f"{HALF} --master_port 29501 a.py &\n{HALF} --master_port 29502 b.py &\nwait"),
+    ("one_gpu_for_all", ONE, "python a.py &\npython b.py &\nwait", "python a.py --gpu 0 &\npython b.py --gpu 1 &\nwait"),
+    ("never_reached", ONE, "exec python t.py\ncp a b", "cp a b\nexec python t.py"),
+    ("never_reached", ONE, "exit\npython t.py", "cd a || \\\nexit\npython t.py"),
+    ("array_from_zero", "--array=0-9", "c=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" list)\npython t.py $c",
+     ("--array=1-10", "c=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" list)\npython t.py $c")),
+    ("cpus_few", f"{ONE} --cpus-per-task=2", "torchrun --standalone --nproc_per_node=4 t.py",
+     (f"{ONE} --cpus-per-task=8", "torchrun --standalone --nproc_per_node=4 t.py")),
+    ("port_invalid", ONE, "export MASTER_PORT=$RANDOM", "export MASTER_PORT=$((RANDOM + 10000))"),
+    ("address_not_one", TWO, "export MASTER_ADDR=$(hostname -I)", "export MASTER_ADDR=$(hostname -I | cut -d' ' -f1)"),
+    ("slurm_variable_unset", "--array=0-9", "python t.py $SLURM_ARRAY_TASKID", "python t.py $SLURM_ARRAY_TASK_ID"),
+    ("no_master_addr", RANKS, "srun python t.py", "srun python t.py --devices 4 --strategy ddp"),
     ("no_master_addr", RANKS, "srun python t.py", MASTER + OWN),
 ]  # fmt: skip
 
