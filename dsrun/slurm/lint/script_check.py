@@ -12,7 +12,8 @@ from dsrun.findings.texts import text_of
 from dsrun.messages import PLACEHOLDER, Message
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem, in_documents, read_script
-from dsrun.slurm.lint.script_facts import PATTERNS, ScriptFacts, matches, shown
+from dsrun.slurm.lint.script_facts import PATTERNS, matches, shown
+from dsrun.slurm.lint.step_facts import StepFacts
 from dsrun.system.shell import ASSIGNMENT
 from dsrun.system.terminal.secrets import is_secret_flag, without_tokens
 
@@ -57,7 +58,7 @@ def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
 
 def _held_of_all(script: JobScript) -> Iterator[ScriptProblem]:
     """The checks of rules.toml that hold, of every subject that they are about."""
-    facts = ScriptFacts(script)
+    facts = StepFacts(script)
     texts = ["", *script.text.splitlines(), ""]
     lines = [
         {"line": at, "text": texts[at], "above": at < script.first, "before": texts[at - 1], "after": texts[at + 1]}

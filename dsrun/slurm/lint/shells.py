@@ -232,10 +232,8 @@ def _unwrapped(
             environment.append(words.pop(0))
         elif _is_stripped(words):
             words.pop(0)
-        elif (
-            word in rules()["wrappers"]
-            or words[1:2]
-            and words[1] in rules()["runners"].get(PurePosixPath(word).name, ())
+        elif word in rules()["wrappers"] or (
+            words[1:2] and words[1] in rules()["runners"].get(PurePosixPath(word).name, ())
         ):
             inner = _behind(words)
             wrappers += words[: len(words) - len(inner)]

@@ -16,7 +16,8 @@ FAULTS = [
     ("batch_shell_only", TWO, "./train.sh", "scontrol show hostnames > hosts\n./train.sh --hostfile hosts"),
     ("batch_shell_only", TWO, "bash run_train.sh", "bash launch_slurm.sh"),
     ("batch_shell_only", TWO, "composer -n 4 t.py", "srun composer -n 4 t.py"),
-    ("batch_shell_only", TWO, "singularity exec --nv a.sif bash train.sh", "srun singularity exec --nv a.sif bash train.sh"),
+    ("batch_shell_only", TWO, "singularity exec --nv a.sif bash train.sh",
+     "srun singularity exec --nv a.sif bash train.sh"),
     ("batch_shell_only", TWO, "uv run torchrun --nproc_per_node=4 t.py", f"{HEAD}srun uv run {RUN}"),
     ("batch_shell_only", TWO, "poetry run t.py", "python submit_all.py"),
     ("loop_waits", TWO, f"{HEAD}{FIRST}\n{SECOND}", f"{HEAD}{FIRST} &\n{SECOND} &\nwait"),
@@ -60,11 +61,13 @@ FAULTS = [
     ("rank_in_batch_shell", TWO, f'{HEAD}W=$PWD/w_$SLURM_JOB_ID.sh\ncat > "$W" <<E\n{STATIC} --node_rank=$SLURM_NODEID '
      't.py\nE\nsrun "$W"',
      f"{HEAD}W=$PWD/w_$SLURM_JOB_ID.sh\ncat > \"$W\" <<'E'\n{STATIC} --node_rank=$SLURM_NODEID t.py\nE\nsrun \"$W\""),
-    ("tasks_exceed_gpus", "--gres=gpu:4 --ntasks=8", "srun python t.py", ("--gres=gpu:4 --ntasks=4", "srun python t.py")),
+    ("tasks_exceed_gpus", "--gres=gpu:4 --ntasks=8", "srun python t.py",
+     ("--gres=gpu:4 --ntasks=4", "srun python t.py")),
     ("tasks_exceed_gpus", RANKS, "mpirun -np 16 python t.py", "mpirun -np 8 python t.py"),
     ("tasks_below_gpus", "-N2 --gpus=8 --ntasks-per-node=2", "srun python t.py --dist-url env://",
      (RANKS, "srun python t.py --dist-url env://")),
-    ("ranks_exceed_gpus", "-N4 --gpus=6", f"{HEAD}srun {RUN}".replace("nnodes=2", "nnodes=4"), (TWO, f"{HEAD}srun {RUN}")),
+    ("ranks_exceed_gpus", "-N4 --gpus=6", f"{HEAD}srun {RUN}".replace("nnodes=2", "nnodes=4"),
+     (TWO, f"{HEAD}srun {RUN}")),
     ("gpus_not_a_number", "--gpus-per-node=a100:4", "export N=$((SLURM_NNODES * SLURM_GPUS_PER_NODE))",
      (ONE, "export N=$((SLURM_NNODES * SLURM_GPUS_PER_NODE))")),
     ("gpus_held", ONE, "python t.py\nsleep 6h", "sleep 30\npython t.py\nsleep 60"),
@@ -75,11 +78,14 @@ FAULTS = [
      "python t.py\n[ $? = 124 ] && scontrol requeue $SLURM_JOB_ID"),
     ("requeued_for_ever", ONE, "python t.py\nscontrol requeue $SLURM_JOB_ID",
      "python t.py\ntest -f done && exit 0\nscontrol requeue $SLURM_JOB_ID"),
-    ("results_lost", ONE, "python t.py --output_dir $TMPDIR/a", "python t.py --output_dir $TMPDIR/a\ncp -r $TMPDIR/a $HOME"),
-    ("port_taken", ONE, f"{HALF} a.py &\n{HALF} b.py &\nwait", f"{HALF} --standalone a.py &\n{HALF} --standalone b.py &\nwait"),
+    ("results_lost", ONE, "python t.py --output_dir $TMPDIR/a",
+     "python t.py --output_dir $TMPDIR/a\ncp -r $TMPDIR/a $HOME"),
+    ("port_taken", ONE, f"{HALF} a.py &\n{HALF} b.py &\nwait",
+     f"{HALF} --standalone a.py &\n{HALF} --standalone b.py &\nwait"),
     ("port_taken", ONE, f"{HALF} a.py &\n{HALF} b.py &\nwait",
      f"{HALF} --master_port 29501 a.py &\n{HALF} --master_port 29502 b.py &\nwait"),
-    ("one_gpu_for_all", ONE, "python a.py &\npython b.py &\nwait", "python a.py --gpu 0 &\npython b.py --gpu 1 &\nwait"),
+    ("one_gpu_for_all", ONE, "python a.py &\npython b.py &\nwait",
+     "python a.py --gpu 0 &\npython b.py --gpu 1 &\nwait"),
     ("never_reached", ONE, "exec python t.py\ncp a b", "cp a b\nexec python t.py"),
     ("never_reached", ONE, "exit\npython t.py", "cd a || \\\nexit\npython t.py"),
     ("array_from_zero", "--array=0-9", "c=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" list)\npython t.py $c",
@@ -118,6 +124,6 @@ def test_level_says_what_becomes_of_the_job(directives, lines, code, level):
 
 
 def test_container_without_gpu_is_told_at_the_line_of_the_container():
-    text = "#!/bin/bash\n#SBATCH --time=1:0:0 --gpus=4\napptainer exec --contain \\\na.sif \\\nbash -c 'cd a && \\\npython t.py'\n"
-    found = check_script(text, "job.sh")
+    started = "apptainer exec --contain \\\na.sif \\\nbash -c 'cd a && \\\npython t.py'"
+    found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0 --gpus=4\n{started}\n", "job.sh")
     assert [each.where for each in found if each.code == "script_container_without_gpu"] == ["job.sh:3"]

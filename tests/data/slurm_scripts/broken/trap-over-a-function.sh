@@ -9,7 +9,8 @@
 #SBATCH --output=long-%j.out
 
 requeue() {
-    kill -USR1 "$(pgrep -o -f train_long.py)"
+    pkill -TERM -P $$
+    wait
     scontrol requeue "$SLURM_JOB_ID"
 }
 trap requeue USR1
