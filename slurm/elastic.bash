@@ -41,7 +41,7 @@ place_for() {
     local host
     for host in "${hosts[$1]}" "${all_hosts[@]}"; do
         [ "$host" = "${hosts[$1]}" ] || [[ " ${hosts[*]} " != *" $host "* ]] || continue
-        timeout 60 srun --quiet --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist="$host" true </dev/null >/dev/null 2>&1 || continue
+        starts_tasks "$host" || continue
         echo "$host"
         return
     done

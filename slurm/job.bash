@@ -93,6 +93,9 @@ start_job() {
     [ -n "$trains" ] || on_node+=" $(declare -f pass_on_term is_taken is_preempted job_shows tell_workers);"
     on_node+=' prepare_node "$@";'
     [ -z "$gpu_check" ] || on_node+=" $(declare -f check_gpus); check_gpus \"\$@\";"
+    # Two lines, as scripts of --inline leave out those whose variable they do not set.
+    [ -z "$used_nodes" ] || on_node+=" requeue=$requeue batch_host=${all_hosts[0]};"
+    [ -z "$used_nodes" ] || on_node+=" $(declare -f write_event run_without_batch_host starts_tasks); run_without_batch_host \"\$@\";"
     on_node+=' exec "$@"'
 }
 

@@ -57,8 +57,26 @@ swap_in_spares() {
 lost_nodes() {
     local host place pids=()
     for host in "${hosts[@]}"; do
-        timeout 60 srun --quiet --overlap --nodes=1 --ntasks=1 --nodelist="$host" true </dev/null >/dev/null 2>&1 &
+        starts_tasks "$host" &
         pids+=("$!")
     done
     for place in "${!pids[@]}"; do wait "${pids[$place]}" || echo "${hosts[$place]}"; done
+}
+
+# run_without_batch_host COMMAND…: on each node, the command, and then the end of the task. When the node of the batch shell is
+# lost, --no-kill leaves the job with nothing in it that could requeue it; so three of the others look.
+run_without_batch_host() {
+    "$@"
+    local code=$?
+    [ "$code" -ne 0 ] && [ -n "$requeue" ] && [[ $SLURM_NODEID == [123] ]] || exit "$code"
+    # Where this node cannot start a task on itself either, it says nothing of the other one.
+    if ! starts_tasks "$batch_host" && starts_tasks "$SLURMD_NODENAME" && scontrol requeue "$job"; then
+        write_event requeue "the loss of $batch_host, which ran the job's script: requeued by $SLURMD_NODENAME"
+    fi
+    exit "$code"
+}
+
+# starts_tasks HOST: whether SLURM starts one there.
+starts_tasks() {
+    timeout 60 srun --quiet --overlap --mem=0 --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$1" true </dev/null >/dev/null 2>&1
 }

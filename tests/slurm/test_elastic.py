@@ -104,3 +104,21 @@ def test_job_with_too_few_nodes_left_is_requeued(cluster, ada, train, place):
     undisturbed = train(ada.folder("too-few-nodes"))
     undisturbed.job.wait_for("COMPLETED")
     assert training.losses == pytest.approx(undisturbed.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [("--elastic", "2:3"), ("--spare", 1)], ids=lambda options: options[0])
+def test_job_whose_first_node_is_lost_is_requeued_by_another(cluster, ada, train, place, options):
+    """That node ran the batch shell, which requeues after any other loss; SLURM keeps the job, as --no-kill asks."""
+    training = train(place, *options)
+    training.freeze_at(8)
+    first = training.job.machines()[0]
+    cluster.machines[first].power_off()
+    try:
+        training.thaw()
+        training.job.until(lambda: events(training, "requeue"), "requeued")
+    finally:
+        cluster.machines[first].power_on()
+        cluster.wait_until_ready()
+    training.job.wait_for("COMPLETED")
+    assert training.job.restarts == 1
+    assert len(events(training, "requeue")) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from dsrun.errors import UsageError
 from tests.unit.slurm.stand_ins import SCONTROL, SRUN, training
 
+ROOT = Path(__file__).parents[3]
 HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
 # Node 0's supervisor has lost node 2, and ends when that has another one.
 WORKER = """
@@ -69,12 +73,39 @@ def test_supervisor_that_ends_at_once_is_started_ever_later(shell):
     shell.put("scontrol", HOSTS)
     shell.put("sleep", 'echo >>"$STAND_INS/slept"; exec /bin/sleep 0.02')
     shell.worker = """
-        [ "$SLURM_NODEID" = 0 ] || exit 1
+        [ "$SLURM_NODEID" = 0 ] || { echo >"$STAND_INS/slept"; touch "$STAND_INS/again"; exit 1; }
         echo "7 2" >"$DSRUN_FAILURES/missing-nodes"
-        until [ "$(wc -l <"$STAND_INS/slept")" -ge 40 ]; do /bin/sleep 0.1; done
+        until [ -e "$STAND_INS/again" ] && [ "$(wc -l <"$STAND_INS/slept")" -ge 40 ]; do /bin/sleep 0.1; done
         touch "$DSRUN_OUTPUT/FINISHED"
     """
     done = shell.run(training(shell, elastic="2:3"))
     assert done.code == 0
     _, *again = [words for words in done.of("srun") if "dsrun-node" in words]
     assert 1 <= len(again) <= 3
+
+
+@pytest.mark.parametrize(
+    ("code", "node", "host", "gone", "requeues"),
+    [
+        (75, 1, "n2", "n1", True),
+        (1, 3, "n4", "n1", True),
+        (75, 4, "n5", "n1", False),  # three look, not a thousand
+        (0, 1, "n2", "n1", False),
+        (75, 1, "n2", "none", False),  # the batch shell is there, and decides
+        (75, 1, "n2", "n[12]", False),  # SLURM starts nothing at all: the other node may well be there
+        (75, 0, "n1", "n1", False),
+    ],
+)
+def test_job_is_requeued_by_another_node_where_the_first_one_is_lost(tmp_path, code, node, host, gone, requeues):
+    for name, does in {
+        "srun": f'[[ "$*" != *--nodelist={gone}" true" ]]',
+        "scontrol": 'echo "$@" >>"$0.called"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    script = 'source "$1"; write_event() { :; }; shift; run_without_batch_host "$@"'
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NODEID": str(node), "SLURMD_NODENAME": host}
+    env |= {"requeue": "yes", "batch_host": "n1", "job": "7"}
+    argv = ["bash", "-c", script, "bash", str(ROOT / "slurm" / "spare.bash"), "sh", "-c", f"exit {code}"]
+    assert subprocess.run(argv, env=env, check=False).returncode == code
+    assert (tmp_path / "scontrol.called").exists() == requeues
