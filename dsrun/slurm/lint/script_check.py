@@ -29,12 +29,9 @@ def check_script(text: str, file: str) -> list[Finding]:
         [(1, "crlf", {})] if "\r\n" in text else [*_held_of_all(script), *_syntax(script), *_secret_flags(script)]
     )
     # What a lost directive leaves behind is no fault of its own.
-    loses, harmless = rules()["rules"], rules()["harmless"]
-    lost = any(
-        loses[code].get("loses_directives") and words.get("option") not in harmless for _, code, words in problems
-    )
-    kept = [each for each in problems if not (lost and rules()["rules"][each[1]].get("of_directives"))]
-    found = dict.fromkeys(_finding(file, *each) for each in kept)
+    left = [each for each in problems if rules()["rules"][each[1]].get("of_directives") and any(map(_loses, problems))]
+    fails = any(_finding(file, *each).level == "error" for each in left)  # the job that is left without it
+    found = dict.fromkeys(_finding(file, *each, fails=fails and _loses(each)) for each in problems if each not in left)
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))
 
 
@@ -45,10 +42,18 @@ def fate(finding: Finding) -> Message:
     return Message(template, where=finding.where, told=finding.message)
 
 
-def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
+def _loses(problem: ScriptProblem) -> bool:
+    """Whether a directive that changes the job is lost by a problem."""
+    rule, words = rules()["rules"][problem[1]], problem[2]
+    harmless = words.get("option") in rules()["harmless"] or matches("harmless_text", [words.get("text")])
+    return bool(rule.get("loses_directives") and not harmless)
+
+
+def _finding(file: str, line: int, code: str, words: dict[str, Any], *, fails: bool = False) -> Finding:
     rule = rules()["rules"][code]
+    level = words.get("level") or rule.get("level", "error")
     return Finding(
-        level=words.get("level") or rule.get("level", "error"),
+        level="error" if fails and level == "warning" else level,
         code=f"script_{code}",
         message=Message(rule["message"], **words),
         fix=words.get("fix") or Message(rule.get("fix", ""), **words),

@@ -64,6 +64,12 @@ def all_devices(count: int) -> str:
     return ",".join(map(str, range(count)))
 
 
+def _highest(found: re.Match[str]) -> str:
+    digits = found["last"] or found["tail"]
+    below = min(int(found["modulus"] or 32768), 32768 if found["random"] else 10**9)
+    return "9" * int(digits) if digits else found["high"] or str(below - 1)
+
+
 _FUNCTIONS = (
     any, int, iter, len, next, repr, sum, counted, is_secret_name, suggestion, text_of, time_limit, shown, matches,
     late, group, gpus_in, folder_of, close, value_of, all_devices, map,
@@ -101,6 +107,25 @@ class ScriptFacts:
             return int(evaluate(text.replace("/", "//"), {}))
         except (SyntaxError, ZeroDivisionError, TypeError, ValueError):
             return None
+
+    def port_range(self, text: str) -> tuple[int, int] | None:
+        """The lowest and the highest number that a text with $RANDOM or the like in it can stand for."""
+        text = PATTERNS["computed"].sub(r"\1", shown(text))
+        bounds = [
+            self.number(PATTERNS["bounded"].sub(bound, text)) for bound in (lambda one: one["low"] or "0", _highest)
+        ]
+        found = sorted(each for each in bounds if each is not None)
+        return (found[0], found[1]) if len(found) > 1 and self.number(text) is None else None
+
+    def taken_for_all(self, text: str, line: int) -> str:
+        """An array of which a line takes the first element where it means all; "" for none."""
+        if not (found := PATTERNS["first_element"].search(text)):
+            return ""
+        name, lines = found["name"], self.script.text.split("\n")
+        above, below = "\n".join(lines[: line - 1]), "\n".join(lines[line:])
+        sets = re.findall(rf"(?m)^\s*(?:\w+ )*{name}=(.*)|\b(?:mapfile|readarray|read -\w*a)\b(.*\b{name}\b)", above)
+        is_array = sets and (sets[-1][1] or re.match(r"\((?!\s*[\"'])", sets[-1][0]))
+        return name if is_array and (not found["copy"] or f"{found['copy']}[" in below.replace("[0]", "")) else ""
 
     def lines(self, pattern: str, below: int = 0, above: int = 1_000_000) -> list[int]:
         """The lines, between two, of the commands that match a pattern."""

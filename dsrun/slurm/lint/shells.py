@@ -236,8 +236,9 @@ def _unwrapped(
             words[1:2] and words[1] in rules()["runners"].get(PurePosixPath(word).name, ())
         ):
             inner = _behind(words)
-            wrappers += words[: len(words) - len(inner)]
-            words = inner
+            skipped = words[: len(words) - len(inner)]
+            environment += filter(PATTERNS["assignment"].fullmatch, skipped[1:] if word == "env" else ())
+            wrappers, words = wrappers + skipped, inner
         elif word == "srun":
             wrappers += ["srun"] if srun is not None else []
             started.append(word)

@@ -75,6 +75,35 @@ class StepFacts(ScriptFacts):
         at = next(at for at, (each, _) in enumerate(self.texts) if each is command)
         return not command.blocks and not (at and self.texts[at - 1][0].end in ("&&", "||"))
 
+    def eats_list(self, command: ScriptCommand) -> bool:
+        """Whether a command reads from the list that a loop around it reads line by line."""
+        heads = [each for each in self.script.started if each.at < command.at and each.words[:1] == ("read",)]
+        if not heads or heads[-1].blocks[-1:] != ("while",) or "while" not in command.blocks:
+            return False
+        inside = [word for each in self.script.commands[heads[-1].at + 1 : command.at] for word in each.words[:2]]
+        own = (self.script.commands[command.at - 1].end, " ".join(heads[-1].words), command.text, *command.words)
+        left = "while" in inside or inside.count("done") > inside.count("for")
+        return not (left or command.document or matches("other_input", own))
+
+    def devices_shown(self, launch: ScriptCommand) -> int | None:
+        """The GPUs that a constant CUDA_VISIBLE_DEVICES shows to a launch, to a step the one set in it; or None."""
+        value = ""
+        for each in self.script.started[: self.script.started.index(launch) + 1]:
+            for name, given, prefixed in each.assignments:
+                reaches = each is launch if prefixed else launch.srun is None or each.shell == "step"
+                if name == "CUDA_VISIBLE_DEVICES" and reaches:
+                    value = given if prefixed or not each.blocks else ""
+            value = "" if "CUDA_VISIBLE_DEVICES" in each.words[1:] else value
+        reaches = launch.shell == "step" or launch.srun is None or "env" in launch.wrappers
+        return len(value.split(",")) if reaches and matches("devices", [value]) else None
+
+    def at_own_path(self, launch: ScriptCommand) -> bool:
+        """Whether a launch looks for its program where $0 leads."""
+        gone = [each for each, _ in self.texts if each.at < launch.at and each.words[:1] == ("cd",)][-1:]
+        file = launch.program[0] if launch.program else "-"
+        led = [" ".join(each.words) for each in gone if self.alone(each) and file[:1] not in "/$~-"]
+        return matches("own_path", [file, *led]) and not matches("other_path", [file, *led])
+
     def launches_below(self, command: ScriptCommand) -> list[ScriptCommand]:
         return [each for each in self.script.launches if each.at > command.at]
 

@@ -8,6 +8,12 @@ from tests.unit.slurm.test_script_rules import HEAD, MASTER, ONE, OWN, RANKS, RU
 EACH = "for n in $(scontrol show hostnames); do\n"
 HOSTS = f'{EACH}echo "$n slots=4" >> hostfile\ndone\ndeepspeed --hostfile hostfile t.py'
 ACCELERATE = "accelerate launch --num_machines=2 --num_processes=8 --main_process_ip=$h --main_process_port=29500"
+READ = "while read -r n; do\nssh {} mkdir -p /local/a\ndone < hosts"
+DIGITS = "${SLURM_JOB_ID: -4}"
+LIST = "nodes=($(scontrol show hostnames))\n"
+COPY = f"{LIST}all=($nodes)\n"
+PLAIN = "torchrun --standalone --nproc_per_node=4 t.py"
+ANEW = "torchrun --standalone --nproc_per_node=4 run_mlm.py --output_dir a"
 HALF = "CUDA_VISIBLE_DEVICES=$a torchrun --nproc_per_node=2"
 FIRST, SECOND = (f"srun -N1 -n1 -w {node} {STATIC} --node_rank={rank} t.py" for rank, node in enumerate("ab"))
 # Code, directives, the lines with the fault, and lines (and directives) without it.
@@ -101,6 +107,43 @@ FAULTS = [
     ("slurm_variable_unset", "--array=0-9", "python t.py $SLURM_ARRAY_TASKID", "python t.py $SLURM_ARRAY_TASK_ID"),
     ("no_master_addr", RANKS, "srun python t.py", "srun python t.py --devices 4 --strategy ddp"),
     ("no_master_addr", RANKS, "srun python t.py", MASTER + OWN),
+    ("list_eaten", TWO, READ.format("$n"), READ.format("-n $n")),
+    ("list_eaten", TWO, READ.format("$n"), READ.replace("/a", "/a </dev/null").format("$n")),
+    ("list_eaten", TWO, READ.format("$n"), READ.replace("/a", "/a &").format("$n") + "\nwait"),
+    ("list_eaten", TWO, READ.format("$n"), READ.replace("read", "read -u 3").replace("<", "3<").format("$n")),
+    ("list_eaten", TWO, f"scontrol show hostnames | {READ.partition(' <')[0]}".format("-o A=no $n"),
+     "while read n; do echo $n; done < hosts\nwhile true; do ssh $n mkdir a; done"),
+    ("list_eaten", TWO, "while read n; do srun -N1 -n1 -w $n mkdir a; done < hosts",
+     "while read n; do srun -N1 -n1 -w $n mkdir a & done < hosts\nwait"),
+    ("array_first", TWO, f"{COPY}echo ${{all[@]}}", f"{COPY}head=${{all[0]}}"),
+    ("array_first", TWO, f"{COPY}echo ${{all[@]}}", f"{LIST}all=(${{nodes[@]}})\necho ${{all[@]}} $nodes"),
+    ("array_first", TWO, "mapfile -t nodes < hosts\nfor n in $nodes; do ssh $n a & done\nwait",
+     "nodes=$(scontrol show hostnames)\nfor n in $nodes; do ssh $n a & done\nwait"),
+    ("array_first", TWO, f"{LIST}all=( $nodes )\necho ${{#all[@]}}",
+     "nodes=(\"$(cat hosts)\")\nall=($nodes)\necho ${#all[@]}"),
+    ("devices_below_ranks", ONE, f"export CUDA_VISIBLE_DEVICES=0,1\n{PLAIN}", f"CUDA_VISIBLE_DEVICES=0,1,2,3 {PLAIN}"),
+    ("devices_below_ranks", ONE, f"CUDA_VISIBLE_DEVICES=0 {PLAIN}",
+     f"export CUDA_VISIBLE_DEVICES=0\npython a.py\nunset CUDA_VISIBLE_DEVICES\n{PLAIN}"),
+    # SLURM sets it anew for a step.
+    ("devices_below_ranks", ONE, f"srun env CUDA_VISIBLE_DEVICES=0,1 {PLAIN}",
+     f"export CUDA_VISIBLE_DEVICES=0,1\nsrun {PLAIN}"),
+    ("octal", ONE, f"export MASTER_PORT=$((10000 + {DIGITS}))", f"export MASTER_PORT=$((10000 + 10#{DIGITS}))"),
+    ("octal", ONE, "P=$((10000 + $(echo -n $SLURM_JOB_ID | tail -c 4)))",
+     "P=$(expr 10000 + $(echo -n $SLURM_JOB_ID | tail -c 4))"),
+    ("octal", ONE, f"N=$(({DIGITS} % 8))", f"N=$((1{DIGITS} % 8))"),
+    ("octal", ONE, PLAIN.replace("--standalone", f"--master_port $((20000 + {DIGITS}))"),
+     PLAIN.replace("--standalone", "--master_port $((20000 + ${ID:-4}))")),
+    ("starts_anew", f"{ONE} --requeue", f"{ANEW} --overwrite_output_dir", (ONE, f"{ANEW} --overwrite_output_dir")),
+    ("starts_anew", USR1, f"trap 'sbatch a.sh' USR1\n{ANEW} --overwrite_output_dir &\nwait",
+     f"trap 'sbatch a.sh' USR1\n{ANEW} --overwrite_output_dir --resume_from_checkpoint a &\nwait"),
+    ("port_invalid", ONE, "export MASTER_PORT=$((60000 + RANDOM % 9999))",
+     "export MASTER_PORT=$((50000 + RANDOM % 9999))"),
+    ("port_invalid", ONE, f"export MASTER_PORT=$((60000 + 10#{DIGITS}))",
+     f"export MASTER_PORT=$((50000 + 10#{DIGITS}))"),
+    ("port_invalid", TWO, f"{HEAD}export P=$((60000 + $RANDOM % 9999))\nsrun {RUN}".replace("29500", "$P"),
+     f"{HEAD}export P=$((30000 + $RANDOM))\nsrun {RUN}".replace("29500", "$P")),
+    ("port_invalid", ONE, "export MASTER_PORT=$(shuf -i 60000-70000 -n 1)",
+     "export MASTER_PORT=$(shuf -i 20000-65535 -n 1)"),
 ]  # fmt: skip
 
 
@@ -120,11 +163,31 @@ def test_rule_tells_wrong_from_right(code, directives, wrong, right):
         ("--mem=4G\n#SBATCh --gpus=2", "true", "directive_spelling", "error"),
         ("--mem=4G\n#SBTACH --job-name=a", "true", "directive_spelling", "warning"),
         ("--mem=4G\n# SBATCH --gpus=2", "true", "directive_spelling", "warning"),
+        # The job without the directive cannot work.
+        ("--gpus-per-node=4\n#sbatch --nodes=2", f"{HEAD}srun {RUN}", "directive_spelling", "error"),
+        (TWO, READ.format("$n"), "list_eaten", "error"),
+        (TWO, f"{COPY}echo ${{all[1]}}", "array_first", "error"),
+        (ONE, f"{COPY}echo ${{all[1]}}", "array_first", "warning"),
+        (ONE, f"CUDA_VISIBLE_DEVICES=0 {PLAIN}", "devices_below_ranks", "error"),
+        (ONE, "export MASTER_PORT=$((60000 + RANDOM % 9999))", "port_invalid", "warning"),
+        (ONE, "export MASTER_PORT=$((70000 + RANDOM % 9999))", "port_invalid", "error"),
+        (RANKS, "srun python a/run_clm.py", "no_master_addr", "error"),
+        (ONE, "conda activate a", "conda_not_initialised", "warning"),
+        (ONE, "set -e\nconda activate a", "conda_not_initialised", "error"),
+        (ONE, "set -e\nconda activate a || true", "conda_not_initialised", "warning"),
+        (ONE, f'cd "$(dirname "$0")"\ncd /a\n{PLAIN}', "script_path", "warning"),
+        (ONE, f'cd "$(dirname "$0")"\n{PLAIN.replace("t.py", "/a/t.py")}', "script_path", "warning"),
     ],
 )
 def test_level_says_what_becomes_of_the_job(directives, lines, code, level):
     found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0\n#SBATCH {directives}\n{lines}\n", "job.sh")
     assert {str(each.level) for each in found if each.code == f"script_{code}"} == {level}
+
+
+@pytest.mark.parametrize("lines", [f'cd "$(dirname "$0")"\n{PLAIN}', "D=$(dirname $0)\npython $D/t.py"])
+def test_launch_of_a_program_beside_the_copy_of_the_script_is_an_error(lines):
+    found = check_script(f"#!/bin/bash\n#SBATCH --time=1:0:0\n{lines}\n", "job.sh")
+    assert ("script_script_path", "job.sh:4", "error") in {(each.code, each.where, str(each.level)) for each in found}
 
 
 def test_container_without_gpu_is_told_at_the_line_of_the_container():
