@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import text_of
 from dsrun.messages import PLACEHOLDER, Message
 from dsrun.slurm.lint.launch import rules
@@ -30,7 +30,7 @@ def check_script(text: str, file: str) -> list[Finding]:
     )
     # What a lost directive leaves behind is no fault of its own.
     left = [each for each in problems if rules()["rules"][each[1]].get("of_directives") and any(map(_loses, problems))]
-    fails = any(_finding(file, *each).level == "error" for each in left)  # the job that is left without it
+    fails = has_errors([_finding(file, *each) for each in left])  # the job that is left without it
     found = dict.fromkeys(_finding(file, *each, fails=fails and _loses(each)) for each in problems if each not in left)
     return sorted(found, key=lambda each: int(each.where.rpartition(":")[2]))
 
