@@ -120,9 +120,8 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
     elastic = node_range(options.elastic, spec.elastic, nodes)
     recipe = with_range(recipe, elastic)
-    if (
-        elastic and spec.model in DEFAULTS
-    ):  # a demo's batch follows from the number of ranks: here from that of all nodes
+    # A demo's batch follows from the number of ranks: here from that of all nodes.
+    if elastic and spec.model in DEFAULTS:
         ranks, sizes = nodes * topology.workers, any(map(recipe.given, BATCH_FLAGS))
         values = settings_on(spec.model, ranks, sizes=sizes, auto=spec.auto_micro_batch)
         recipe = with_defaults(recipe, values, spec.model)
