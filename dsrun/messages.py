@@ -14,9 +14,10 @@ from dsrun.errors import nearest
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
 # What templates count, in the plural, perhaps behind another word.
 _COUNTED = re.compile(
-    r"(\{[^{} ]+\}) ((?:[a-z]+ )?(?:GPU|CPU|NVLink|byte|character|conversation|core|day|device|element|fact|file|group"
-    r"|head|host|hour|id|lane|layer|licence|line|machine|megabyte|message|minute|model|node|operation|pair|parameter|port"
-    r"|position|process|rank|row|sample|slot|step|task|tensor|thread|time|token|value|weight|worker))(?:es|s)\b"
+    r"(?<!of the )(\{[^{} ]+\}) "
+    r"((?:[a-z]+ )?(?:GPU|CPU|NVLink|byte|character|conversation|core|day|device|element|fact|file|group|head|host|hour|id"
+    r"|lane|layer|licence|line|machine|megabyte|message|minute|model|node|operation|pair|parameter|port|position|process"
+    r"|rank|row|sample|slot|step|task|tensor|thread|time|token|value|weight|worker))(?:es|s)\b"
     r"(?: (are|have)\b)?"
 )
 _OF_ONE = {"are": " is", "have": " has", None: ""}

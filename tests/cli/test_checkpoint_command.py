@@ -70,7 +70,7 @@ def test_checkpoint_list_shows_state_of_each(run):
     assert [row[0] for row in rows] == ["40", "30", "20", "10"]
     # Not the age of a file from 1970, as there is no file yet.
     assert rows[0][4:] in (["s", "saving"], ["min", "saving"])
-    assert "damaged: latest: 1 bytes instead of 13" in done.stdout
+    assert "damaged: latest: 1 byte instead of 13" in done.stdout
     assert rows[2][-3:] == ["2", "2", "complete"]
     assert rows[3][-2:] == ["complete,", "best"]
 

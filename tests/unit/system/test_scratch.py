@@ -114,7 +114,7 @@ def test_only_its_machine_knows_a_folder_on_a_shared_disk(temporary, monkeypatch
 
 
 def test_every_temporary_folder_of_the_package_is_one():
-    """But for those that are below another one, or that a Python without dsrun makes."""
+    """But for those that are below another one, or beside what they make."""
     pattern = re.compile(r"\b(TemporaryDirectory|mkdtemp)\(")
     found = {
         str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if pattern.search(file.read_text("utf-8"))
@@ -123,5 +123,4 @@ def test_every_temporary_folder_of_the_package_is_one():
         "demo/build_demo.py",  # beside what it makes, which replaces it
         "system/process/scratch.py",
         "train/worker.py",  # below the supervisor's
-        "wheel/verify/run_ops.py",  # runs in another Python
     }

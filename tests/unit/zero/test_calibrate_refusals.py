@@ -52,8 +52,8 @@ def test_calibrate_plan_where_nothing_fits_refused(found):
     ("here", "planned", "words"),
     [
         (0, made("a100-80:8", 2), "which has 0 GPUs, and the plan is for 16"),
-        (1, made("a100-80:8", 2), "which has 1 GPUs, and the plan is for 16"),
-        (1, made("a100-80:8"), "which has 1 GPUs, and the plan is for 8"),
+        (1, made("a100-80:8", 2), "which has 1 GPU, and the plan is for 16"),
+        (1, made("a100-80:8"), "which has 1 GPU, and the plan is for 8"),
     ],
 )
 def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found, monkeypatch):
