@@ -15,9 +15,9 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
 # What templates count, in the plural, perhaps behind another word.
 _COUNTED = re.compile(
     r"(?<!of the )(\{[^{} ]+\}) "
-    r"((?:[a-z]+ )?(?:GPU|CPU|NVLink|byte|character|conversation|core|day|device|element|fact|file|group|head|host|hour|id"
-    r"|lane|layer|licence|line|machine|megabyte|message|minute|model|node|operation|pair|parameter|port|position|process"
-    r"|rank|row|sample|slot|step|task|tensor|thread|time|token|value|weight|worker))(?:es|s)\b"
+    r"((?:[a-z]+ )?(?:GPU|CPU|NVLink|byte|character|conversation|core|day|device|element|fact|file|group|head|host|hour"
+    r"|id|lane|layer|licence|line|machine|megabyte|message|minute|model|node|operation|pair|parameter|port|position"
+    r"|process|rank|row|sample|slot|step|task|tensor|thread|time|token|value|weight|worker))(?:es|s)\b"
     r"(?: (are|have)\b)?"
 )
 _OF_ONE = {"are": " is", "have": " has", None: ""}
