@@ -41,6 +41,7 @@ COMMANDS_OF = {
     "cli/wheel": ("build-wheel", "verify-wheel", "wheel"),
     "kubernetes": ("render-k8s", "train"),
     "cli/kubernetes": ("render-k8s", "train"),
+    "slurm/jobs/submit": ("render-slurm",),
     "slurm/jobs": ("jobs", "monitor", "stacks", "doctor"),
     "slurm": ("render-slurm", "check-slurm", "train"),
     "recipe": ("train", "launch", "export"),
