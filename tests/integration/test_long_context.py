@@ -76,4 +76,8 @@ def test_families_give_losses_of_whole_rows(tiny, pairs, tmp_path):
     whole = runs(1)
     shared = runs(2, "--long-context", "128")
     for family in FAMILIES:
-        assert shared[family] == pytest.approx(whole[family], rel=1e-4), family
+        # Before any update the two differ by rounding alone. Adam then makes whole steps of gradients that are little
+        # more than rounding, by which processors differ.
+        for place in (0, STEPS):
+            assert shared[family][place] == pytest.approx(whole[family][place], rel=1e-5), family
+        assert shared[family] == pytest.approx(whole[family], rel=2e-3), family
