@@ -25,10 +25,11 @@ demo: $(VENV)/.train
 test: $(VENV)/.test fast-lint
 	$(PYTEST) -n $(TEST_WORKERS) -m 'not exhaustive'
 
-# Everything that runs here unattended. With THIRD=N a third of the exhaustive tests, as CI runs it: another one each day.
-THIRD ?=
+# Everything that runs here unattended. With DAY=N a fifth of the exhaustive tests and of those on SLURM, as CI runs it:
+# another one each day.
+DAY ?=
 test-all: $(VENV)/.test
-	$(PYTEST) -n $(TEST_WORKERS) $(if $(THIRD),--third $(THIRD))
+	$(PYTEST) -n $(TEST_WORKERS) $(if $(DAY),--day $(DAY))
 	$(MAKE) test-slurm
 	$(MAKE) test-kubernetes
 
@@ -40,7 +41,7 @@ test-repeat: $(VENV)/.test fast-lint
 # Brings clusters of namespaces up on this machine. As root it installs the Debian packages it needs; exit code 4 where
 # it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
-	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
+	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal $(if $(DAY),--day $(DAY))
 
 # Pods as `dsrun render-k8s` writes them, in namespaces of this machine; packages and exit code 4 as above.
 test-kubernetes: $(VENV)/.test

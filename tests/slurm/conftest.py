@@ -30,6 +30,13 @@ STEPS = 60
 """Of a run that is to be interrupted; long enough to look at it, and for a look at all machines, on two busy cores."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All but the demo's trainings take turns where CI runs a fifth: together they take half an hour of two cores."""
+    if item.path.name != "test_training.py":
+        item.add_marker(pytest.mark.exhaustive)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker begins with its share of the tests that wait for minutes, the first one with the demo's trainings.
 
