@@ -1,7 +1,7 @@
 """A pytest plugin: what tests cost in CPU seconds, and with --budget a limit for each.
 
 Time that a test waits, or is kept from the processor, does not count; that of its child processes does. Free of the
-limit are the tests of real engines (marker `train`), those that build the package, and exhaustive ones.
+limit are the tests of real engines (marker `train`) and exhaustive ones.
 
 The same work takes more CPU seconds on a slower machine, or beside others that share its caches: a quarter more has
 been seen. So a test over the limit is listed, and only one over twice the limit fails the run.
@@ -19,7 +19,7 @@ from tests.forkserver import client
 
 LIMIT_S = 5.0
 FAIL_S = 2 * LIMIT_S
-FREE = ("train", "package", "exhaustive")
+FREE = ("train", "exhaustive")
 _SLOWEST = 10
 _PROPERTY = "cpu_s"
 

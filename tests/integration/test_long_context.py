@@ -63,21 +63,18 @@ def make_family(folder, family):
 def test_families_give_losses_of_whole_rows(tiny, pairs, tmp_path):
     """The other families, each at another ZeRO stage, with one key head, which both ranks then have, and with the MLP
     in two tiles."""
-    # transformers would take the tokenizer class of each family for the words of this one.
-    tokens = ("--tokenizer", tiny["llama"])
+    # transformers would take the tokenizer class of each family for the words of this one. Adam would make whole steps
+    # of gradients that are little more than rounding, by which processors differ; with a large epsilon, small ones.
+    fixed = ("--tokenizer", tiny["llama"], "--adam-epsilon", "1e-4")
     models = {family: make_family(tmp_path / family, family) for family in FAMILIES}
 
     def runs(ranks, *more):
         made = {family: tmp_path / f"{family}-{ranks}" for family in FAMILIES}
-        lines = [arguments(models[f], pairs, made[f], "--zero", stage, *tokens, *more) for f, stage in FAMILIES.items()]
+        lines = [arguments(models[f], pairs, made[f], "--zero", stage, *fixed, *more) for f, stage in FAMILIES.items()]
         many_runs(lines, ranks=ranks, scratch=tmp_path)
         return {family: curve(folder) for family, folder in made.items()}
 
     whole = runs(1)
     shared = runs(2, "--long-context", "128")
     for family in FAMILIES:
-        # Before any update the two differ by rounding alone. Adam then makes whole steps of gradients that are little
-        # more than rounding, by which processors differ.
-        for place in (0, STEPS):
-            assert shared[family][place] == pytest.approx(whole[family][place], rel=1e-5), family
-        assert shared[family] == pytest.approx(whole[family], rel=2e-3), family
+        assert shared[family] == pytest.approx(whole[family], rel=1e-4), family
