@@ -7,7 +7,7 @@ import click
 
 from dsrun.cli.output import print_json, print_table
 from dsrun.datafiles import toml_beside
-from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
+from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names, unknown_gpu
 from dsrun.hardware.gres import parse_gres, written_gpus
 from dsrun.hardware.site import instance
 from dsrun.machine.gpus import visible_gpus
@@ -88,7 +88,7 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
     if meanings(name):
         return f"{name!r} may be {' or '.join(may_be)}, which differ; write the full name"
     hint = f"; did you mean {' or '.join(may_be)}?" if may_be else ""
-    return f"no GPU called {name!r} is known{hint}"
+    return f"{unknown_gpu(name)}{hint}"
 
 
 def _cell(key: str, value: object) -> str:

@@ -11,7 +11,7 @@ from dsrun.errors import UsageError, nearest_names
 from dsrun.hardware.site import FILE, instance, site_words
 from dsrun.system.patterns import patterns_beside
 
-_PATTERNS = patterns_beside(__file__)
+_PATTERNS, _OTHERS = patterns_beside(__file__), patterns_beside(__file__, table="others")
 
 
 class GpuName(NamedTuple):
@@ -41,6 +41,7 @@ def take_apart(name: str) -> GpuName:
     text = _PATTERNS["in_brackets"].sub(r"\1", _PATTERNS["listed"].sub("", text))
     virtual = "grid" in text
     text = _PATTERNS["super"].sub(" super", _PATTERNS["glued"].sub(r"\1 ", text))
+    text = _PATTERNS["ada_first"].sub(r"\1 ada", _PATTERNS["pro_last"].sub(r"rtx pro \1", text))
     text = _PATTERNS["laptop"].sub("laptop", text)
     size = _PATTERNS["slice"].search(text)
     text, mig = _PATTERNS["mig"].subn("", text)
@@ -189,6 +190,13 @@ def memory_sizes(model: GpuModel) -> tuple[int, ...]:
         return (model.memory,)
     rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ") and row.confidence != "C"]
     return tuple(row.memory for row in rows if row.memory)
+
+
+def unknown_gpu(name: str) -> str:
+    """What to say of a name that `lookup` and `meanings` do not know: what it is where that is no NVIDIA GPU."""
+    text = re.sub(r"[\s_.]+", " ", name.lower())
+    other = next((what for what, pattern in _OTHERS.items() if pattern.search(text)), None)
+    return f"{name} is {other}; dsrun builds for CUDA" if other else f"no GPU called {name!r} is known"
 
 
 def near_names(name: str, count: int = 3) -> list[str]:

@@ -1,7 +1,8 @@
-"""Other names of GPUs than the table's: a site's own words (`gpu:big:4` says nothing to anybody else), and the machines
-that clouds rent out, by the name of the instance type (build/instances.toml)."""
+"""Other names of GPUs than the table's: a site's own words (`gpu:big:4` says nothing to anybody else), and machines by
+their name: those that clouds rent out, by the instance type, and NVIDIA's own (build/instances.toml)."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -50,9 +51,13 @@ def site_words() -> Mapping[str, str]:
     return read_words(site_files())
 
 
+# What Azure, AWS's SageMaker and people put before it, and the title of Azure's pages after it.
+_AROUND = re.compile(r"^(?:standard-|ml\.|nvidia-)|-series$")
+
+
 @dataclass(frozen=True)
 class CloudInstance:
-    """What a cloud calls a machine: `count` GPUs called `gpu` in the table."""
+    """A machine: `count` GPUs called `gpu` in the table."""
 
     gpu: str
     count: int
@@ -60,16 +65,21 @@ class CloudInstance:
 
 @cache
 def instances() -> dict[str, CloudInstance]:
-    """The instance types of build/instances.toml by their name in lower case, without Azure's "standard_"."""
-    clouds = read_toml(data_folder("build") / "instances.toml")
+    """The machines of build/instances.toml, by `_plain` names."""
+    makers = read_toml(data_folder("build") / "instances.toml")
     return {
-        name.lower().removeprefix("standard_"): CloudInstance(gpu, count)
-        for kinds in clouds.values()
+        _plain(name): CloudInstance(gpu, count)
+        for kinds in makers.values()
         for gpu, counts in kinds.items()
         for name, count in counts.items()
     }
 
 
 def instance(name: str) -> CloudInstance | None:
-    """The machine that a cloud calls `name`, also without Azure's "Standard_"; None for other names."""
-    return instances().get(name.strip().lower().removeprefix("standard_"))
+    """The machine called `name`, with blanks, hyphens or underscores, with or without "Standard_" and "ml."; None for
+    other names."""
+    return instances().get(_plain(name))
+
+
+def _plain(name: str) -> str:
+    return _AROUND.sub("", re.sub(r"[\s_-]+", "-", name.strip().lower()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, nearest_names
-from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, near_names
+from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, near_names, unknown_gpu
 
 ComputeCapability = tuple[int, int]
 
@@ -207,7 +207,7 @@ def _gpu(entry: str, name: str) -> tuple[ComputeCapability, ...]:
     if several:
         meant = " or ".join(f"{product} ({major}.{minor})" for (major, minor), product in sorted(several.items()))
         raise UsageError(f"{entry!r} may be {meant}", fix="write the whole name or the capability")
-    raise UsageError(f"no GPU called {entry!r} is known", fix=_meant(name))
+    raise UsageError(unknown_gpu(entry), fix=_meant(name))
 
 
 def _meant(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.errors import UsageError
-from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names
+from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names, unknown_gpu
 from dsrun.hardware.site import instance
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.refusals import Refusals
@@ -80,7 +80,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuClu
     if model is None:
         if memory is None:
             near = f"did you mean {' or '.join(near_names(name))}? If not, " if near_names(name) else ""
-            raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix=f"{near}add --gpu-memory GIB")
+            raise UsageError(f"--gpus {text}: {unknown_gpu(name)}", fix=f"{near}add --gpu-memory GIB")
         model = GpuModel(name=name, capability=(0, 0), memory_gib=round(memory))
     known, note = (memory, "") if memory is not None else _memory(name, model)
     if known is None:
