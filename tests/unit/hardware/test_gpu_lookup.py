@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, memory_sizes, near_names, peak_bf16_tflops, unknown_gpu
+from dsrun.hardware.gpu_facts import (
+    gpu_table,
+    lookup,
+    meanings,
+    memory_sizes,
+    near_names,
+    peak_bf16_tflops,
+    unknown_gpu,
+)
 from dsrun.hardware.site import instance, instances
 from dsrun.zero.generate.presets import memory_of
 from dsrun.zero.memory.plan_request import cluster
