@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -98,6 +99,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # for completion alone
             imported("dsrun.cli.completion:set_types")(self)
+        else:
+            _refuse_two_values(self.params, args)
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
@@ -109,6 +112,20 @@ class Command(click.Command):
             write_grouped_options(self, ctx, formatter, self.titles)
         else:
             super().format_options(ctx, formatter)
+
+
+def _refuse_two_values(params: Sequence[click.Parameter], args: Sequence[str]) -> None:
+    """Raise UsageError where an option has other values under other of its names. Under one name the last holds, by
+    which scripts put a user's flags behind their own."""
+    words = list(takewhile(lambda word: word != "--", args))
+    pairs = [(*word.partition("="), after) for word, after in zip(words, [*words[1:], ""], strict=True)]
+    for each in params:
+        if not isinstance(each, click.Option) or each.is_flag or each.multiple or len(each.opts) < 2:
+            continue
+        given = {name: value if sign else after for name, sign, value, after in pairs if name in each.opts}
+        if len(set(given.values())) > 1:
+            what = " and ".join(f"{name} {value}" for name, value in given.items())
+            raise UsageError(f"{what} are one option with two values", fix="remove one of them")
 
 
 def declared_in(file: str) -> Command:

@@ -136,6 +136,9 @@ def test_gradient_accumulation_from_gpus_and_batch(dsrun):
         ),
         (["--bf16", "--precision", "fp16"], "--bf16 and --precision fp16 differ (remove one of them)"),
         (["--offload", "cpu", "--offload-optimizer", "nvme"], "--offload cpu and --offload-optimizer nvme differ"),
+        (["--offload", "cpu", "--offload-optimizer", "none"], "--offload cpu and --offload-optimizer none differ"),
+        (["--stage", "3", "--zero", "2"], "--stage 3 and --zero 2"),
+        (["--micro-batch-size=2", "--per-device-train-batch-size", "4"], "--per-device-train-batch-size 4"),
         (["--mics_shard_size", "8"], "unknown flag --mics_shard_size (use --hpz)"),
         (
             ["--stagee", "3", "--max_live_parameters=7", "--qqqq"],

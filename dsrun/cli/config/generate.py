@@ -16,7 +16,7 @@ from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 BY_ITSELF = ("list_shipped", "explain", "form", "output", "force")
 
 
-def _as_train_has_them(values: dict[str, Any]) -> None:
+def _as_train_has_them(values: dict[str, Any], ctx: click.Context) -> None:
     """Turn the flags that `dsrun train` has for it into those of the spec. Raises UsageError where both differ."""
     stage = options()["stage"].default if values["stage"] is None else values["stage"]
     place = values.pop("offload")
@@ -28,7 +28,7 @@ def _as_train_has_them(values: dict[str, Any]) -> None:
         raise UsageError("--bf16 and --fp16 exclude each other", fix="remove one of them")
     for name, value in meant.items():
         source = f"--{given[0]}" if name == "precision" else f"--offload {place}"
-        if values[name] not in (None, options()[name].default, value):
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT and values[name] != value:
             raise UsageError(f"{source} and {flag_of(name)} {values[name]} differ", fix="remove one of them")
         values[name] = value
 
@@ -38,7 +38,7 @@ def run(**values: Any) -> int:
     ctx = click.get_current_context()
     if ctx.invoked_subcommand:
         return 0
-    _as_train_has_them(values)
+    _as_train_has_them(values, ctx)
     own = {name: values.pop(name) for name in BY_ITSELF}
     if own["list_shipped"]:
         files = [{"file": name, "does": line} for name, line in PURPOSES.items()]

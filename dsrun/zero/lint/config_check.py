@@ -30,7 +30,8 @@ _NEVER_FORCED = ("parallelism",)
 
 
 # What runs, but not as it is meant, beyond checks.toml: switches of stage 3, fp16's overflow, sums in bf16.
-ONLY_STAGE_3 = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights")
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+HPZ = "zero_hpz_partition_size"
 SUPER = "super_offload"
 
 
@@ -44,7 +45,9 @@ def _stage_3_only(view: ConfigView, report: ConfigFindings) -> None:
             continue
         if name.startswith("stage3_"):
             report.add("no_effect", (ZERO, key), stage=view.stage)
-        elif name in ONLY_STAGE_3 and view.taken(ZERO, name) not in (False, MISSING, 0, 1):
+        elif (name in QUANTIZED and view.taken(ZERO, name) is True) or (
+            name == HPZ and view.taken(ZERO, name) not in (0, 1)
+        ):
             report.add("needs_stage", (ZERO, key), stage=view.stage)
     if isinstance(zero.get("offload_optimizer"), dict) and view.taken(f"{ZERO}.offload_optimizer", SUPER) is True:
         report.add("needs_stage", (ZERO, "offload_optimizer", SUPER), stage=view.stage)

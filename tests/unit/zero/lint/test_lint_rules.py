@@ -222,11 +222,13 @@ def test_large_and_tiny_bucket_sizes():
 
 
 def test_stage3_keys_at_stage2():
-    config = zero(2, stage3_max_live_parameters=1000000000, zero_hpz_partition_size=8)
+    quantized = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    config = zero(2, stage3_max_live_parameters=1000000000, zero_hpz_partition_size=8, **quantized)
     assert found(config) == [
         ("info", "no_effect", "zero_optimization.stage3_max_live_parameters"),
-        ("warning", "needs_stage", "zero_optimization.zero_hpz_partition_size"),
+        *(("warning", "needs_stage", f"zero_optimization.{key}") for key in ("zero_hpz_partition_size", *quantized)),
     ]
+    assert found(zero(2, zero_hpz_partition_size=1, **dict.fromkeys(quantized, False))) == []
 
 
 def test_t5_in_fp16():
