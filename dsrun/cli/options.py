@@ -118,7 +118,7 @@ def _refuse_two_values(params: Sequence[click.Parameter], args: Sequence[str]) -
     """Raise UsageError where an option has other values under other of its names. Under one name the last holds, by
     which scripts put a user's flags behind their own."""
     words = list(takewhile(lambda word: word != "--", args))
-    pairs = [(*word.partition("="), after) for word, after in zip(words, [*words[1:], ""], strict=True)]
+    pairs = [(*word.partition("="), after) for word, after in zip(words, [*words[1:], ""], strict=False)]
     for each in params:
         if not isinstance(each, click.Option) or each.is_flag or each.multiple or len(each.opts) < 2:
             continue

@@ -310,3 +310,48 @@ def test_plan_refuses_of_a_teacher_what_train_would(plan, model, more, named):
 
 def test_plan_takes_no_demo_for_a_teacher(plan, model):
     assert plan("--model", model(LLAMA_8B), "--teacher", "demo-llama", "--gpus", "a100-80:8").returncode == 2
+
+
+def test_plan_without_gpus_gives_smallest_machines(plan, model):
+    """Here is no GPU. What is printed for a machine fits it."""
+    found = as_json(plan("--model", model(LLAMA_8B), "--max-length", "2048", "--format", "json"))["smallest"]
+    assert {each["train"] for each in found} == {"full", "full + cpu", "LoRA", "QLoRA"}
+    assert next(each["gpus"] for each in found if each["train"] == "QLoRA") == "GeForce RTX 4090"
+    one = next(each for each in found if each["train"] == "LoRA")
+    gpus = f"{one['gpus']}:{one['count'] // one['nodes']}"
+    again = ("--lora", "16", "--zero", one["flags"]["zero"], "--max-length", "2048", "--format", "json")
+    made = as_json(plan("--model", model(LLAMA_8B), "--gpus", gpus, *again))
+    assert any(row["gpu_total"] == one["gpu_bytes"] for row in made["strategies"])
+    assert "--quantization 4bit" in plan("--model", model(LLAMA_8B)).stdout
+
+
+def test_plan_without_model_gives_largest_models(plan):
+    found = as_json(plan("--gpus", "h100-80:8", "--format", "json"))["largest"]
+    assert {each["train"]: each["model"] for each in found}["full"] == "Qwen2.5-14B"
+    assert "Qwen2.5-14B" in plan("--gpus", "h100-80:8").stdout
+
+
+def test_plan_gives_longest_rows(plan, model):
+    made = as_json(plan("--model", model(LLAMA_8B), "--gpus", "h100-80:8", "--format", "json"))
+    assert made["longest"]["QLoRA"] > made["longest"]["full"] > 2048
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--gpus", "h100-80:8", "--calibrate"), ("--gpus", "h100-80:8", "--deepspeed", "ds.json")]
+)
+def test_plan_without_model_and_gpus_is_refused(plan, arguments):
+    done = plan(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--model" in done.stderr
+
+
+def test_plan_of_a_config_needs_gpus(plan, model):
+    done = plan("--model", model(LLAMA_8B), "--deepspeed", "ds.json")
+    assert done.returncode == 2
+    assert "--gpus" in done.stderr
+
+
+def test_plan_quantization_needs_lora(plan, model):
+    done = plan("--model", model(LLAMA_8B), "--gpus", "h100:1", "--quantization", "4bit")
+    assert done.returncode == 2
+    assert "--lora" in done.stderr

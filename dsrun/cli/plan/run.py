@@ -9,7 +9,7 @@ from dsrun.cli.output import print_advice, print_commands, print_json, print_lin
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.machine.gpus import visible_gpus
-from dsrun.models.folder import find, has_weights
+from dsrun.models.folder import FoundModel, find, has_weights
 from dsrun.system.terminal.display import size_text
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
@@ -19,10 +19,14 @@ from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import MemoryPlan, plan
-from dsrun.zero.memory.plan_request import USUAL_LENGTH, PlanRequest, cluster, default_precision
+from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, cluster, default_precision
 from dsrun.zero.memory.plan_text import CommandOptions, as_json, command_lines
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
+
+ANY_GPU = "a100-80"
+"""For what does not depend on the GPUs."""
+NEED_GPUS = ("deepspeed", "calibrate", "gpu_memory", "global_batch_size")
 
 
 def run(**given: Any) -> int:
@@ -31,6 +35,9 @@ def run(**given: Any) -> int:
         from dsrun.slurm.cluster.plan_gpus import with_cluster
 
         given = with_cluster(given, notify=_note)
+    gpus = _cluster(given)
+    if given["model"] is None:
+        return _models_that_fit(given, gpus)
     folder = _model_folder(given["model"], given["hub"])
     found = find(folder)
     counted = count(
@@ -39,13 +46,10 @@ def run(**given: Any) -> int:
     if given["max_source_length"] is None:
         # Speech models pad each source to it.
         given["max_source_length"] = found.config.get("max_source_positions")
-    request = _request(counted, given)
-    if given["teacher"]:
-        request = replace(request, beside=_teacher(given, counted.architecture.seq2seq))
-    sides = ("max_source_length", "max_target_length")
-    unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None]
-    if unused and not counted.architecture.seq2seq:
-        _note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
+    request = _request(counted.architecture, given, gpus or cluster(ANY_GPU))
+    if gpus is None:
+        print_advice(counted.findings)
+        return int(_questions().print_machines(request, given["model"], given["form"]))
     options = replace(_command_options(given), trained=counted.trained)
     if given["hub"] == "modelscope":
         options = replace(options, hub=given["hub"], config=folder)
@@ -55,20 +59,24 @@ def run(**given: Any) -> int:
         request = _with_deepspeed_file(request, given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
+    longest = _questions().longest_rows(request)
     print_advice(counted.findings)
     if request.cluster.note:
         _note(request.cluster.note)
     if given["form"] == "json":
-        print_json(as_json(made, counted, options))
+        print_json(as_json(made, counted, options) | {"longest": longest})
     else:
-        _print(made, counted, options, every=given["every"])
+        _print(made, counted, options, longest, every=given["every"])
     if given["calibrate"] and made.choice is not None:
-        from dsrun.system.terminal.stderr import print_detail
-        from dsrun.zero.memory.calibrate import calibrate
-
-        print_detail(calibrate(made, found, given["nvme_path"], notify=_note).sentence)
-        return 0
+        _calibrate(made, found, given["nvme_path"])
     return 0 if made.choice is not None else EXIT_FINDINGS
+
+
+def _calibrate(made: MemoryPlan, found: FoundModel, nvme_path: str) -> None:
+    from dsrun.system.terminal.stderr import print_detail
+    from dsrun.zero.memory.calibrate import calibrate  # which trains
+
+    print_detail(calibrate(made, found, nvme_path, notify=_note).sentence)
 
 
 def _note(text: str) -> None:
@@ -97,17 +105,37 @@ def _model_folder(name: str, hub: str) -> str:
     return str(materialise(name, cache_root() / "demo" / name).model)
 
 
-def _request(counted: CountedModel, given: dict[str, Any]) -> PlanRequest:
-    cluster = _cluster(given)
-    model = counted.architecture
+def _questions() -> Any:
+    from dsrun.cli.plan import open_questions  # more modules, for what most plans do not ask
+
+    return open_questions
+
+
+def _models_that_fit(given: dict[str, Any], gpus: GpuCluster | None) -> int:
+    """`dsrun plan` without --model."""
+    from dsrun.zero.memory.smallest import models
+
+    if gpus is None or given["deepspeed"] or given["calibrate"] or given["teacher"]:
+        raise refusal("plan.model")
+    request = _request(next(iter(models().values())), given, gpus)
+    return int(_questions().print_models(request, given["form"]))
+
+
+def _request(model: ModelShapes, given: dict[str, Any], cluster: GpuCluster) -> PlanRequest:
+    sides = ("max_source_length", "max_target_length")
+    unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None]
+    if unused and not model.seq2seq:
+        _note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
     both = given["max_length"]
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     target = given["max_target_length"] if model.seq2seq else None
     request = replace(
         PlanRequest(model=model, cluster=cluster),
+        beside=_teacher(given, model.seq2seq) if given["teacher"] else None,
         length=_first(target, both, usual),
         source_length=_first(given["max_source_length"], both, usual),
         global_batch=given["global_batch_size"],
+        bits=int(given["quantization"].removesuffix("bit")) if given["quantization"] else None,
         **{name: given[name] for name in ("lora", "preset", "attention", "packed", "host_memory", "offload")},
         precision=default_precision(given["precision"], model, cluster),
         checkpointing=given["gradient_checkpointing"],
@@ -148,12 +176,15 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _cluster(given: dict[str, Any]) -> Any:
+def _cluster(given: dict[str, Any]) -> GpuCluster | None:
+    """The GPUs that are named, or those here; None where there are none and no other flag needs them."""
     gpus = given["gpus"]
     if gpus is None:
         here = visible_gpus()
-        if not here:
+        if not here and any(given[name] for name in NEED_GPUS):
             raise UsageError("this machine has no GPU to plan for", fix="name GPUs: --gpus a100-80:8")
+        if not here:
+            return None
         sizes = [each.memory_total / GIB for each in here if each.memory_total is not None]
         memory = given["gpu_memory"] or (min(sizes) if sizes else None)
         return cluster(f"{here[0].name}:{len(here)}", nodes=given["nodes"], memory=memory)
@@ -188,7 +219,9 @@ def _print_parts(row: PlanCandidate) -> None:
     print_line(f"  GiB per GPU: {parts}")
 
 
-def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions, *, every: bool) -> None:
+def _print(
+    made: MemoryPlan, counted: CountedModel, options: CommandOptions, longest: dict[str, int], *, every: bool
+) -> None:
     for line in plan_text.header(made, counted, options):
         print_line(line)
     print_line()
@@ -204,6 +237,9 @@ def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions, *, 
     found = f"{able} of {len(made.rows)} strategies fit; speed is relative to the fastest, `+ cpu` is --offload cpu"
     print_line(f"{found if able else 'no strategy fits'}{'' if every else ' (--all shows each by itself)'}:")
     print_table(plan_text.plan_rows(made, every=every))
+    print_line()
+    rows = ", ".join(f"{way} {tokens:,}" for way, tokens in longest.items() if tokens)
+    print_line(f"longest rows, one at a time, in tokens: {rows or 'none'}")
     print_line()
     if made.choice is None:
         _print_remedies(made)

@@ -165,6 +165,11 @@ def decide(
     return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 
 
+def settings_of(row: PlanCandidate) -> dict[str, object]:
+    """As `settings`, of a row."""
+    return settings(ChosenPlan(**vars(row.strategy), micro_batch=row.micro_batch))
+
+
 def settings(chosen: ChosenPlan) -> dict[str, object]:
     """The choice as values of `dsrun train`'s flags."""
     names = SubjectNames(chosen, {})

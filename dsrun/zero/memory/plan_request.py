@@ -146,6 +146,8 @@ class PlanRequest:
     source_length: int = USUAL_LENGTH
     global_batch: int | None = None
     lora: int | None = None
+    bits: int | None = None
+    """Of the linear layers under LoRA: 4 or 8 (--quantization), None for as many as the others."""
     preset: str = "balanced"
     precision: StatePrecision = "bf16"
     checkpointing: PlanSwitch = "auto"

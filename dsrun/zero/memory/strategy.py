@@ -132,8 +132,8 @@ _training = lru_cache(maxsize=64)(training)
 
 
 @lru_cache(maxsize=512)
-def _states(model: ModelShapes, lora: int | None, sharding: StateSharding) -> RankStates:
-    return states(_training(model, lora), sharding)
+def _states(model: ModelShapes, lora: int | None, bits: int | None, sharding: StateSharding) -> RankStates:
+    return states(_training(model, lora, bits), sharding)
 
 
 def sharding_of(request: PlanRequest, strategy: ZeroStrategy) -> StateSharding:
@@ -160,9 +160,11 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
     sharding = sharding_of(request, strategy)
     if sums_in_fp32(request, strategy, micro_batch):
         sharding = replace(sharding, sums_in_fp32=True)
-    trained = _training(request.model, request.lora)
+    trained = _training(request.model, request.lora, request.bits)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
-    held, kept = _states(request.model, request.lora, sharding), activations(request.model, work)
+    held, kept = _states(request.model, request.lora, request.bits, sharding), activations(request.model, work)
+    if request.bits:  # a layer's weights as the products take them, forward and backward
+        kept = kept._replace(working=kept.working + work.width * request.model.largest_linear)
     if request.beside:
         held = _with_other(held, request.beside.parameters, sharding)
         other = work.width * work.micro_batch * work.length * request.beside.vocabulary
@@ -218,10 +220,10 @@ def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
     micro_batch = micro_batch or largest_micro_batch(request, strategy, request.limit)
     least = request.micro_batch or 1
     peak = gpu(request, strategy, micro_batch or least)
-    host, loading = _host(request, strategy, peak)
+    host, loading = host_bytes(request, strategy, peak)
     host_short = bool(micro_batch) and max(host, loading) > request.host * GIB
     micro_batch = 0 if host_short else micro_batch
-    sharding, trained = sharding_of(request, strategy), _training(request.model, request.lora)
+    sharding, trained = sharding_of(request, strategy), _training(request.model, request.lora, request.bits)
     steps = _accumulation(request, micro_batch or least)
     seconds, reason = estimate(
         StepWork(
@@ -289,7 +291,7 @@ def _accumulation(request: PlanRequest, micro_batch: int) -> int:
     return 1 if request.global_batch is None else request.global_batch // (request.groups * micro_batch)
 
 
-def _host(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> tuple[int, int]:
+def host_bytes(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> tuple[int, int]:
     """Host bytes per node: in training, and while the weights are loaded.
 
     Every process holds the whole model before that moves to its GPU; under ZeRO-3 only rank 0 reads the checkpoint

@@ -96,6 +96,11 @@ class ModelShapes:
         """Elements of the largest parameter."""
         return max(weight.elements for block in self.blocks for weight in block.weights)
 
+    @cached_property
+    def largest_linear(self) -> int:
+        """Elements of the largest linear layer's weight; 0 where there is none."""
+        return max((weight.elements for weight in self.tensors() if weight.kind == "linear"), default=0)
+
     @property
     def stacks(self) -> tuple[LayerWidths, ...]:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
@@ -138,11 +143,12 @@ class ParameterGroups:
         return sum(self.trained)
 
 
-def training(architecture: ModelShapes, rank: int | None) -> ParameterGroups:
-    """What trains of `architecture`; with a LoRA `rank`, adapters on every linear layer but the output embedding."""
+def training(architecture: ModelShapes, rank: int | None, bits: int | None = None) -> ParameterGroups:
+    """What trains of `architecture`; with a LoRA `rank`, adapters on every linear layer but the output embedding, whose
+    weights are held in so many `bits`."""
     tensors = list(architecture.tensors())
     if rank is not None:
-        frozen = tuple(weight.elements for weight in tensors)
+        frozen = tuple(_held(weight, bits) for weight in tensors)
         adapters = tuple(size for weight in tensors for size in adapter(weight, rank))
         return ParameterGroups(decayed=adapters, undecayed=(), frozen=frozen, adapters=True)
     return ParameterGroups(
@@ -150,6 +156,16 @@ def training(architecture: ModelShapes, rank: int | None) -> ParameterGroups:
         undecayed=tuple(w.elements for w in tensors if w.kind == "vector"),
         frozen=tuple(w.elements for w in tensors if w.kind == "frozen"),
     )
+
+
+def _held(weight: LayerWeight, bits: int | None) -> int:
+    """Elements of 16 bits that a frozen weight takes. bitsandbytes quantises linear layers but the output embedding: in
+    4 bits (nf4) with an absolute maximum of 8 bits for each 64 weights, and one of 32 for each 256 of these (Dettmers
+    et al. 2023, section 3); in 8 with one of 32 for each row."""
+    if bits is None or weight.kind != "linear":
+        return weight.elements
+    scales = weight.elements // 128 + weight.elements // 8192 if bits == 4 else 2 * weight.shape[0]
+    return weight.elements * bits // 16 + scales
 
 
 def adapter(weight: LayerWeight, rank: int) -> Iterator[int]:
