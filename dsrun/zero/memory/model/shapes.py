@@ -15,7 +15,7 @@ from dsrun.zero.memory.model.architecture import LayerWeight
 _MATRICES = {"linear": "linear", "embedding": "embedding", "norm": "vector"}
 """The kind of a tensor `NAME.weight`, by the word that a line begins with."""
 _CHOICES = re.compile(r"(.*)\{(.*)\}(.*)")
-_LEAST = {"first_k_dense_replace": 0}
+_LEAST = {"first_k_dense_replace": 0, "num_experts": 0}
 """Settings that may be smaller than 1."""
 
 
@@ -109,7 +109,7 @@ class _TensorBuilder:
         self.description = _description(family)
         model_type = self.description.get("model_type", family)
         self.config = {**config, "model_type": model_type}
-        self.names: dict[str, Any] = {"config": config, "facts": family_of(model_type)}
+        self.names: dict[str, Any] = {"config": config, "facts": family_of(model_type), "len": len}
         for name, rule in self.description["sizes"].items():
             self.names[name] = self._value(rule) if isinstance(rule, str) else self._setting(*rule)
 

@@ -55,6 +55,21 @@ CASES = [
     ("DeepseekV3Config", {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_shared_experts": 2}),
     ("DeepseekV3Config", {"num_hidden_layers": 1, "q_lora_rank": None, "attention_bias": True, "v_head_dim": 96}),
     ("DeepseekV3Config", {"num_hidden_layers": 2, "first_k_dense_replace": 0, "n_routed_experts": 16}),
+    ("Glm4MoeConfig", {"num_hidden_layers": 3, "use_qk_norm": True, "attention_bias": True, "n_routed_experts": 5}),
+    ("Glm4MoeConfig", {"num_hidden_layers": 2, "n_routed_experts": 4, "n_shared_experts": 2}),
+    ("Qwen3NextConfig", {"num_hidden_layers": 5, "num_experts": 4, "mlp_only_layers": [1]}),
+    ("Qwen3NextConfig", {"num_hidden_layers": 2, "num_experts": 0, "layer_types": ["full_attention"] * 2}),
+    ("Mamba2Config", {"num_hidden_layers": 2, "hidden_size": 256, "num_heads": 8}),
+    ("Mamba2Config", {"num_hidden_layers": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True}),
+    ("NemotronHConfig", {"hidden_size": 512}),
+    (
+        "NemotronHConfig",
+        {"hybrid_override_pattern": "M*-E", "hidden_size": 256, "moe_latent_size": 64, "mlp_bias": True},
+    ),
+    ("NllbMoeConfig", {"encoder_layers": 4, "decoder_layers": 4, "num_experts": 3, "router_bias": True}),
+    ("NllbMoeConfig", {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 2, "decoder_sparse_step": 2}),
+    ("WhisperConfig", {"encoder_layers": 2}),
+    ("WhisperConfig", {"num_mel_bins": 128, "decoder_layers": 1, "tie_word_embeddings": True}),
     ("Gemma3Config", {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}),
     (
         "Gemma3Config",
@@ -100,9 +115,10 @@ def test_tensor_shapes_match_transformers(kind, settings):
     from dsrun.train.model.zero_auto import tensors
 
     config = getattr(transformers, kind)(**settings)
-    name = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    names = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
+    autos = [getattr(transformers, name) for name in names[0 if config.is_encoder_decoder else 2 :]]
     with torch.device("meta"):
-        model = getattr(transformers, name).from_config(config)
+        model = next(each for each in autos if type(config) in each._model_mapping).from_config(config)
     real = [(tuple(shape), kind) for _, shape, kind in tensors(model)]
     described = describe(json.loads(config.to_json_string()), from_scratch=True)
     # In the model's own order, which decides how ZeRO cuts them.
