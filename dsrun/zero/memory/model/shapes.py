@@ -109,6 +109,8 @@ class _TensorBuilder:
         self.description = _description(family)
         model_type = self.description.get("model_type", family)
         self.config = {**config, "model_type": model_type}
+        if self.description.get("flat"):
+            self.config |= self._inner("text_config") | {"model_type": model_type}
         self.names: dict[str, Any] = {"config": config, "facts": family_of(model_type), "len": len}
         for name, rule in self.description["sizes"].items():
             self.names[name] = self._value(rule) if isinstance(rule, str) else self._setting(*rule)

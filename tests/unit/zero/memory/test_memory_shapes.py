@@ -69,6 +69,11 @@ CASES = [
     ("NllbMoeConfig", {"encoder_layers": 4, "decoder_layers": 4, "num_experts": 3, "router_bias": True}),
     ("NllbMoeConfig", {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 2, "decoder_sparse_step": 2}),
     ("WhisperConfig", {"encoder_layers": 2}),
+    ("Qwen2VLConfig", {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 2}}),
+    (
+        "Qwen2VLConfig",
+        {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 1, "vision_config": {"hidden_size": 96}},
+    ),
     ("WhisperConfig", {"num_mel_bins": 128, "decoder_layers": 1, "tie_word_embeddings": True}),
     ("Gemma3Config", {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}),
     (
@@ -115,7 +120,12 @@ def test_tensor_shapes_match_transformers(kind, settings):
     from dsrun.train.model.zero_auto import tensors
 
     config = getattr(transformers, kind)(**settings)
-    names = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
+    names = (
+        "AutoModelForSpeechSeq2Seq",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForCausalLM",
+        "AutoModelForImageTextToText",
+    )
     autos = [getattr(transformers, name) for name in names[0 if config.is_encoder_decoder else 2 :]]
     with torch.device("meta"):
         model = next(each for each in autos if type(config) in each._model_mapping).from_config(config)
