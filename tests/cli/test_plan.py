@@ -355,3 +355,17 @@ def test_plan_quantization_needs_lora(plan, model):
     done = plan("--model", model(LLAMA_8B), "--gpus", "h100:1", "--quantization", "4bit")
     assert done.returncode == 2
     assert "--lora" in done.stderr
+
+
+def test_plan_quote_needs_one_amount(plan, tmp_path):
+    """Of a run that has logged its steps; price and hours agree."""
+    rows = [{"time": f"2026-11-28T00:00:{at:02}.000Z", "elapsed": at, "step": at, "loss": 1.0, "tokens": 500 * at}
+            for at in range(1, 11)]  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run" / "events.jsonl").write_text("")
+    quote = ("--quote", str(tmp_path / "run"))
+    made = as_json(plan(*quote, "--tokens", "18M", "--price", "2", "--format", "json"))
+    assert (made["tokens"], made["hours"], made["cost"]) == (18_000_000, pytest.approx(10), pytest.approx(20))
+    for amounts in ((), ("--epochs", "3"), ("--tokens", "1B", "--epochs", "3")):
+        assert plan(*quote, *amounts).returncode == 2

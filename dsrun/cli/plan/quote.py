@@ -1,0 +1,41 @@
+"""`dsrun plan --quote RUN`: what a longer training would take."""
+
+from pathlib import Path
+from typing import Any
+
+from dsrun.cli.output import print_json, print_line, refusal
+from dsrun.monitoring.quote import CHECKED_S, Quote, measured, number_of_tokens
+from dsrun.system.terminal.display import duration
+
+
+def print_quote(given: dict[str, Any]) -> int:
+    """Print it for --tokens or --epochs; the exit code."""
+    run = measured(Path(given["quote"]))
+    if (given["tokens"] is None) == (given["epochs"] is None) or (given["epochs"] and not run.epoch):
+        raise refusal("plan.quote")
+    tokens = number_of_tokens(given["tokens"]) if given["tokens"] else given["epochs"] * (run.epoch or 0)
+    quote = Quote(run=run, tokens=tokens)
+    cost = given["price"] and given["price"] * quote.gpu_hours
+    if given["form"] == "json":
+        energy = {"kwh": quote.kwh, "watts": run.watts, "limit_watts": run.limit_watts}
+        hours = {"hours": quote.hours, "gpu_hours": quote.gpu_hours, "cost": cost}
+        speed = {"tokens_per_s": run.tokens_per_s, "measured_s": run.seconds, "check": run.check}
+        print_json({"gpus": run.gpus, "gpu": run.kind, "tokens": round(tokens), **speed, **hours, **energy})
+        return 0
+    print_line(f"measured: {run.tokens_per_s:,.0f} tokens/s on {run.gpus} × {run.kind}, over {duration(run.seconds)}")
+    if run.check is None:
+        print_line(f"not checked: the run is shorter than {2 * CHECKED_S:.0f} s, and its end may be slower or faster")
+    else:
+        print_line(
+            f"checked on it: after its first {CHECKED_S:.0f} s the rest took {run.check:+.1%} of what they foretold"
+        )
+    print_line()
+    print_line(f"{tokens:,.0f} tokens take {quote.hours:,.1f} hours, {quote.gpu_hours:,.1f} GPU hours")
+    if quote.kwh:
+        least, most = quote.kwh
+        print_line(f"energy of the GPUs: {least:,.1f} kWh at the power that was last read, at most {most:,.1f}")
+    else:
+        print_line("energy: not known, as no power was recorded")
+    if cost:
+        print_line(f"cost: {cost:,.2f} at {given['price']:g} a GPU hour")
+    return 0
