@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 # In less than twenty minutes on two cores.
-BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder")
+BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder", "plan")
 # Only when named: each takes minutes to more than an hour.
 LONG = (
     "first_step", "tokenise", "prepared", "packed_rows", "memory", "saving", "wheel", "recovery", "scale", "watching",
