@@ -5,7 +5,10 @@ from typing import Any
 
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS
+from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory.explain import explain
+from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import SHARES, PlanRequest
 from dsrun.zero.memory.smallest import MOST_NODES, PER_NODE, FoundPlan, largest, longest, smallest, ways
 
@@ -42,6 +45,20 @@ def print_models(request: PlanRequest, form: str) -> int:
 def longest_rows(request: PlanRequest) -> dict[str, int]:
     """The longest rows, in tokens, of each way to train that the request leaves open."""
     return {way: longest(asked) for way, asked in ways(request).items()}
+
+
+def explained(made: MemoryPlan) -> list[dict[str, Any]]:
+    """How the memory of the choice comes about, or where nothing fits, of what takes the least."""
+    row = made.choice or min(made.rows, key=lambda row: row.gpu.total)
+    return [part._asdict() for part in explain(made.request, row)]
+
+
+def print_parts(parts: Sequence[dict[str, Any]]) -> None:
+    """Each part with its formula, and below it the source."""
+    print_line("where the memory of one GPU goes:")
+    for part in parts:
+        print_line(f"  {part['name']}, {size_text(part['size'])}: {part['formula']}")
+        print_line(f"      {part['source']}")
 
 
 def _rows(request: PlanRequest) -> str:

@@ -14,6 +14,7 @@ from dsrun.system.terminal.display import size_text
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan_text
+from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
@@ -64,13 +65,17 @@ def run(**given: Any) -> int:
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     longest = _questions().longest_rows(request)
+    parts = _questions().explained(made) if given["explain"] else []
     print_advice(counted.findings)
     if request.cluster.note:
         _note(request.cluster.note)
     if given["form"] == "json":
-        print_json(as_json(made, counted, options) | {"longest": longest})
+        print_json(as_json(made, counted, options) | {"longest": longest} | ({"explain": parts} if parts else {}))
     else:
         _print(made, counted, options, longest, every=given["every"])
+        if parts:
+            print_line()
+            _questions().print_parts(parts)
     if given["calibrate"] and made.choice is not None:
         _calibrate(made, found, given["nvme_path"])
     return 0 if made.choice is not None else EXIT_FINDINGS
@@ -135,7 +140,7 @@ def _request(model: ModelShapes, given: dict[str, Any], cluster: GpuCluster) -> 
     target = given["max_target_length"] if model.seq2seq else None
     request = replace(
         PlanRequest(model=model, cluster=cluster),
-        beside=_teacher(given, model.seq2seq) if given["teacher"] else None,
+        beside=_beside(given, model),
         length=_first(target, both, usual),
         source_length=_first(given["max_source_length"], both, usual),
         global_batch=given["global_batch_size"],
@@ -147,7 +152,8 @@ def _request(model: ModelShapes, given: dict[str, Any], cluster: GpuCluster) -> 
         micro_batch=given["micro_batch_size"],
         optimizer=given["optim"] or DEFAULT, weights=FP32 if given["weights_dtype"] == "float32" else 2,
         sequence_parallel=given["sequence_parallel"],
-        chunked_loss=given["use_liger_kernel"] and not model.seq2seq,
+        trainer=given["trainer"], rows=2 if given["task"] == "dpo" else 1,
+        liger=LIGER if given["use_liger_kernel"] and not model.seq2seq else frozenset(),
     )  # fmt: skip
     check_length(model, "--max-length" if target is None else "--max-target-length", request.length)
     if model.seq2seq:
@@ -195,10 +201,15 @@ def _cluster(given: dict[str, Any]) -> GpuCluster | None:
     return cluster(gpus, nodes=given["nodes"], memory=given["gpu_memory"])
 
 
-def _teacher(given: dict[str, Any], seq2seq: bool) -> ModelShapes:
-    """The shapes of --teacher. Raises UsageError for what `dsrun train` would refuse."""
+def _beside(given: dict[str, Any], model: ModelShapes) -> ModelShapes | None:
+    """The shapes of DPO's reference, which is the model itself where only adapters train, or of --teacher. Raises
+    UsageError for what `dsrun train` would refuse."""
+    if given["task"] == "dpo" and model.seq2seq:
+        raise refusal("plan.pairs")
+    if given["teacher"] is None:
+        return model if given["task"] == "dpo" and not given["lora"] else None
     shapes = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False).architecture
-    if given["teacher"] in TASKS or shapes.seq2seq != seq2seq:
+    if given["teacher"] in TASKS or shapes.seq2seq != model.seq2seq:
         raise refusal("plan.teacher", teacher=given["teacher"])
     return shapes
 
@@ -209,12 +220,14 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
     )
     if given["teacher"]:
         data += ("--task", "distill", "--teacher", given["teacher"])
+    if given["task"]:
+        data += ("--task", given["task"])
     folder = Path(given["model"]).expanduser()
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
     return CommandOptions(
         model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare,
-        deepspeed=given["deepspeed"],
+        deepspeed=given["deepspeed"]
     )  # fmt: skip
 
 
@@ -249,7 +262,9 @@ def _print(
         _print_remedies(made)
         return
     print_commands(dict.fromkeys(command_lines(made.request, made.choice, options), ""))
-    if options.trained and not options.data:
+    if call := plan_text.python_arguments(made.request, made.choice, options):
+        print_line(f"# your script: {call}")
+    elif options.trained and not options.data:
         print_line("# your data: --train-file FILE or --dataset NAME")
         print_line("# without, the built-in demo data is used")
 

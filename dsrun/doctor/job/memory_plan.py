@@ -17,6 +17,7 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
 from dsrun.zero.generate.presets import USUAL_MEMORY_GIB
+from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
@@ -55,8 +56,8 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     micro = spec.micro_batch_size or hf.get("per_device_train_batch_size")
     if micro is None and spec.zero != "auto":
         micro = batch_of(recipe, here.world).micro_batch
-    names: dict[str, Any] = {each.__name__: each for each in (attention_of, bool, default_precision, str)}
-    names |= {"DEFAULT": DEFAULT, "DEFAULT_TARGET": DEFAULT_TARGET, "FP32": FP32, "asked": asked, "usual": usual}
+    names: dict[str, Any] = {each.__name__: each for each in (attention_of, default_precision, frozenset, str)}
+    names |= {"LIGER": LIGER, "DEFAULT": DEFAULT, "DEFAULT_TARGET": DEFAULT_TARGET, "FP32": FP32, "asked": asked, "usual": usual}
     names |= {"spec": spec, "hf": hf, "model": model, "cluster": here, "micro_batch": micro, "beside": beside}
     request = PlanRequest(**{name: evaluated(value, names) for name, value in toml_beside(__file__)["request"].items()})
     own = config_of(target) if hf.get("deepspeed") else None

@@ -85,6 +85,7 @@ def _choose(
         offload=spec.offload if recipe.given("offload") else None,
         attention=attention_of(spec.attn_implementation),
         beside=_beside(spec, model),
+        rows=2 if spec.task == "dpo" else 1,
     )
     return memory_plan.settings(chosen), memory_plan.message(chosen)
 

@@ -8,21 +8,31 @@ holds the sums against the tensors that autograd really saves.
 Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, fp32 4 × B.
 """
 
-from math import ceil
+from collections.abc import Set
 from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import BufferSizes
+from dsrun.zero.memory.loss import (
+    FP32,
+    LogitShape,
+    LossBytes,
+    TrainerName,
+    dsrun_loss,
+    liger_loss,
+    stock_loss,
+    trl_loss,
+)
 from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind, ParameterGroups
 from dsrun.zero.memory.states import StateSharding
 
 AttentionKernel = Literal["sdpa", "flash", "eager"]
 """torch's scaled_dot_product_attention; flash_attention_2 and the like; eager, which keeps scores and probabilities."""
 
-FP32 = 4
+LigerPart = Literal["loss", "norms", "swiglu"]
+LIGER: frozenset[LigerPart] = frozenset({"loss", "norms", "swiglu"})
+"""What liger-kernel replaces in a model: the loss, RMS norms, gated feed-forward parts."""
+
 INT64 = 8
-LOSS_CHUNK = 1 << 23
-"""Logits that dsrun's cross entropy turns into fp32 at a time: 32 MiB, which is much for one kernel of a GPU; glibc
-maps and clears larger blocks anew each time."""
 MASK_BYTES = 1
 """Per element that dropout looks at: CUDA's native_dropout keeps a bool."""
 
@@ -30,9 +40,10 @@ MASK_BYTES = 1
 class TokenBatch(NamedTuple):
     """One rank's micro batch: samples, and tokens per sample (of a seq2seq model: of sources and of targets).
 
-    `width` is the bytes of one activation; `autocast` says that fp32 weights are cast as they are used (plain DDP).
-    `adapters` is the LoRA rank. `liger`: layers and loss are liger-kernel's. `padded`: the rows of a micro batch differ
-    in length, as they do unless samples are packed.
+    `width` is the bytes of one activation; `autocast` says that weights are cast as they are used (plain DDP), and
+    `residual` that the embedding's are fp32, so that what layers hand on is, too.
+    `adapters` is the LoRA rank. `trainer` computes the loss, and `liger` are the parts that are liger-kernel's.
+    `padded`: the rows of a micro batch differ in length, as they do unless samples are packed.
     """
 
     micro_batch: int
@@ -42,8 +53,10 @@ class TokenBatch(NamedTuple):
     checkpointing: bool = False
     attention: AttentionKernel = "sdpa"
     autocast: bool = False
+    residual: bool = False
     adapters: int | None = None
-    liger: bool = False
+    trainer: TrainerName = "dsrun"
+    liger: Set[LigerPart] = frozenset()
     padded: bool = True
     dropout: bool = True
 
@@ -58,12 +71,14 @@ class ActivationBytes(NamedTuple):
     """Bytes of one micro batch.
 
     `kept` live from forward to backward; `working` is the largest extra need at a time while the backward pass runs
-    through one layer; `logits` that of the loss. The two do not meet: the peak is kept + max(working, logits).
+    through one layer; `logits` that of the loss. The two do not meet: the peak is kept + max(working, logits). `cast`
+    is the gap that whole logits leave (LossBytes).
     """
 
     kept: int
     working: int
     logits: int
+    cast: int = 0
 
     @property
     def peak(self) -> int:
@@ -78,9 +93,11 @@ def activations(model: ModelShapes, work: TokenBatch) -> ActivationBytes:
         layer = layer_bytes(model, stack, work, length, other)
         # Liger writes the gradients of both projections over them (ops/swiglu.py, swiglu_backward).
         extra = samples * length * width * ((1 if _fuses(model, stack, work) else 3) * stack.ffn + 4 * d)
+        if work.adapters and work.autocast:  # peft casts what it is given to the fp32 of its adapters, for a while
+            extra += samples * length * FP32 * stack.ffn
         if work.checkpointing:
             # Only the layer's input stays; the layer is run again right before its backward pass.
-            kept += stack.layers * samples * length * width * d
+            kept += stack.layers * samples * length * (FP32 if work.residual else width) * d
             working = max(working, layer + extra)
         else:
             kept += stack.layers * layer
@@ -89,27 +106,20 @@ def activations(model: ModelShapes, work: TokenBatch) -> ActivationBytes:
         if model.dropout and work.dropout:
             kept += 2 * samples * length * d * MASK_BYTES
     kept += shared_bytes(model, work)
-    logits = _chunked_logits(model, work) if work.liger else _whole_logits(model, work)
-    return ActivationBytes(kept=kept, working=working, logits=logits)
+    loss = loss_bytes(model, work)
+    return ActivationBytes(kept=kept, working=working, logits=loss.peak, cast=loss.cast)
 
 
-def _whole_logits(model: ModelShapes, work: TokenBatch) -> int:
-    """The logits, whose gradient takes their place, and two fp32 copies of a chunk (dsrun/train/loss/cross_entropy.py).
-
-    Under autocast accelerate turns a model's outputs into fp32. Router losses keep the logits from being overwritten;
-    not all mixtures of experts have them (DeepSeek-V3 has none).
-    """
-    count = work.micro_batch * work.length * model.vocabulary
-    each = work.width + (FP32 if work.autocast else 0) + (work.width if model.decoder.experts else 0)
-    return each * count + 2 * FP32 * min(count, LOSS_CHUNK)
-
-
-def _chunked_logits(model: ModelShapes, work: TokenBatch) -> int:
-    """liger-kernel 0.8.5 (ops/fused_linear_cross_entropy.py): logits of one chunk of tokens, of about as many bytes as
-    the hidden states; the gradients of these, and of the output embedding twice, as each chunk's is added."""
-    tokens = work.micro_batch * work.length
-    chunk = min(tokens, 1 << (ceil(tokens / ceil(model.vocabulary / model.hidden)) - 1).bit_length())
-    return work.width * (chunk * model.vocabulary + tokens * model.hidden + 2 * model.vocabulary * model.hidden)
+def loss_bytes(model: ModelShapes, work: TokenBatch) -> LossBytes:
+    """What the loss of `work` holds."""
+    logits = LogitShape(work.micro_batch * work.length, model.vocabulary, model.hidden, work.width)
+    if work.trainer == "trl" and model.encoder is None:  # with Liger's layers, too
+        return trl_loss(logits, head_trains=not work.adapters)
+    if "loss" in work.liger:
+        return liger_loss(logits, head_trains=not work.adapters)
+    if work.trainer != "dsrun":
+        return stock_loss(logits, upcast=work.autocast or model.encoder is None)
+    return dsrun_loss(logits, copied=work.autocast, routed=bool(model.decoder.experts))
 
 
 def _sides(model: ModelShapes, work: TokenBatch) -> list[tuple[LayerWidths, int, int]]:
@@ -133,6 +143,8 @@ def layer_bytes(model: ModelShapes, stack: LayerWidths, work: TokenBatch, length
     if work.adapters:
         matrices = 4 + (4 if stack.cross else 0) + (3 if stack.gated else 2)
         total += tokens * matrices * work.adapters * work.width
+        if work.autocast:  # of that cast (see `activations`) autocast keeps its own in 16 bits; norms count theirs
+            total += tokens * (stack.ffn + stack.queries) * work.width
     return total
 
 
@@ -153,8 +165,9 @@ def _norm(kind: NormKind, width: int, work: TokenBatch) -> int:
     """
     b = work.width
     if work.autocast:
-        return {"rms": 2 * FP32 * width, "t5": 2 * FP32 * width, "layer": FP32 * width}[kind] + 3 * b * width
-    if kind == "rms" and work.liger:  # computed again from x (ops/rms_norm.py)
+        copies = 1 if kind == "layer" or (kind == "rms" and "norms" in work.liger) else 2
+        return copies * FP32 * width + 3 * b * width
+    if kind == "rms" and "norms" in work.liger:  # computed again from x (ops/rms_norm.py)
         return 2 * b * width + FP32
     trained = 0 if work.adapters else b * width
     if kind == "layer":
@@ -223,7 +236,7 @@ def _feed_forward(model: ModelShapes, stack: LayerWidths, work: TokenBatch) -> i
 
 def _fuses(model: ModelShapes, stack: LayerWidths, work: TokenBatch) -> bool:
     """Whether a gated feed-forward part is Liger's, which computes the activation again from both projections."""
-    return work.liger and stack.gated and not stack.experts and model.norm == "rms"
+    return "swiglu" in work.liger and stack.gated and not stack.experts and model.norm == "rms"
 
 
 MIB = 2**20
@@ -241,6 +254,8 @@ GATHERING = 0.75
 STEPPING = 0.33
 """The same of the flat gradients of the optimizer's step, which lie between activations and the moments that are made
 after them: 2.3 GiB of 6.9 on an H100."""
+TAKEN = 1.5
+"""Of whole logits' 16-bit copy, that much of their fp32 copies: 2.3 to 3.1 of 3.9 to 4.6 GiB on an H200."""
 
 
 class BufferBytes(NamedTuple):

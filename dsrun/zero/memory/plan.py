@@ -133,13 +133,14 @@ def decide(
     offload: str | None = None,
     attention: AttentionKernel = "sdpa",
     beside: ModelShapes | None = None,
+    rows: int = 1,
 ) -> ChosenPlan:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
     `config` is the model's config.json, by which corrections of `dsrun plan --calibrate` are found again.
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
-    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError when nothing fits,
+    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs, `rows` those of a sample. Raises UsageError when nothing fits,
     with what would.
     """
     switch: PlanSwitch = "auto" if checkpointing is None else "on" if checkpointing else "off"
@@ -161,6 +162,7 @@ def decide(
         checkpointing=switch,
         attention=attention,
         beside=beside,
+        rows=rows,
     )
     return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 

@@ -16,7 +16,8 @@ from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.refusals import Refusals
 from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
 from dsrun.zero.memory import optimizers
-from dsrun.zero.memory.activations import AttentionKernel, TokenBatch
+from dsrun.zero.memory.activations import AttentionKernel, LigerPart, TokenBatch
+from dsrun.zero.memory.loss import TrainerName
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.states import FP32, StateOffload, StatePrecision
 
@@ -166,8 +167,12 @@ class PlanRequest:
     """A model that is read and not trained: the teacher of a distillation, or the reference of DPO."""
     sequence_parallel: int = 1
     """GPUs that share a sample (Ulysses); its activations are cut over them."""
-    chunked_loss: bool = False
-    """liger-kernel: the loss never has all logits at a time, and layers keep less."""
+    rows: int = 1
+    """Of a sample: DPO's pairs have 2."""
+    trainer: TrainerName = "dsrun"
+    """Whose training is planned: by its loss, transformers' Trainer (hf) and TRL's take other memory."""
+    liger: frozenset[LigerPart] = frozenset()
+    """What is liger-kernel's: the loss, which never has all logits at a time, and layers, which keep less."""
     own_sizes: BufferSizes | None = None
     """Those of the user's own DeepSpeed JSON instead of the preset's."""
     sums_in_fp32: bool | None = None
@@ -227,14 +232,21 @@ class PlanRequest:
         return USUAL_HOST * self.cluster.per_node
 
     @property
+    def upcasts(self) -> bool:
+        """Whether peft's prepare_model_for_kbit_training, which scripts with the stock Trainer call, turns all that is
+        not quantised into fp32."""
+        return self.bits is not None and self.trainer == "hf"
+
+    @property
     def tokens(self) -> int:
         """Tokens of one sample that pass through the model."""
         return self.length + (self.source_length if self.model.seq2seq else 0)
 
     def work(self, micro_batch: int, *, stage: int, checkpointing: bool) -> TokenBatch:
         """One rank's micro batch. Plain DDP computes under autocast; DeepSpeed casts the model itself."""
+        autocast = stage == 0 and self.precision != "fp32"
         return TokenBatch(
-            micro_batch=micro_batch,
+            micro_batch=micro_batch * self.rows,
             # Between its two all-to-alls Ulysses has whole samples of a share of the heads: as many elements
             # (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509, section 3.2). It drops the padding mask.
             length=ceil(self.length / self.sequence_parallel),
@@ -243,9 +255,11 @@ class PlanRequest:
             width=4 if self.precision == "fp32" else 2,
             checkpointing=checkpointing,
             attention=self.attention,
-            autocast=stage == 0 and self.precision != "fp32",
+            autocast=autocast,
+            residual=autocast and (self.weights == FP32 or self.upcasts),
             adapters=self.lora,
-            liger=self.chunked_loss,
+            trainer=self.trainer,
+            liger=self.liger,
         )
 
 

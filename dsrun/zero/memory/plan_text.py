@@ -58,6 +58,16 @@ def train_argv(request: PlanRequest, row: PlanCandidate, options: CommandOptions
     return ["dsrun", "train", *_words("stage", **names), *options.data, *_words("train", **names)]
 
 
+def python_arguments(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> str | None:
+    """What the stock Trainer or TRL is given for it, as a call in Python; None where dsrun trains."""
+    if request.trainer == "dsrun":
+        return None
+    name = {"hf": "TrainingArguments", "trl": "DPOConfig" if request.rows > 1 else "SFTConfig"}[request.trainer]
+    file = options.deepspeed or (CONFIG_FILE if row.strategy.stage else None)
+    more = {"usual_optimizer": optimizers.DEFAULT, "deepspeed": file}
+    return f"{name}({', '.join(_words('arguments', request=request, row=row, strategy=row.strategy, **more))})"
+
+
 def _words(table: str, **names: Any) -> list[str]:
     rows = (row["words"] for row in _TABLE[table] if evaluate(row.get("when", "True"), names))
     return [word.format_map(names) for words in rows for word in words]
@@ -72,14 +82,15 @@ def _start(request: PlanRequest) -> list[str]:
 
 
 def command_lines(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
-    """Both commands as a shell takes them. Plain DDP and the user's own JSON need none of dsrun's configurations."""
+    """Both commands as a shell takes them; the first where dsrun does not train. Plain DDP and the user's own JSON need
+    none of dsrun's configurations."""
     train = shlex.join([*_start(request), *train_argv(request, row, options)])
     made = (
         []
         if options.deepspeed or row.strategy.stage == 0 or request.sequence_parallel > 1
         else [config_argv(request, row, options)]
     )
-    return [*(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made), *([train] if options.trained else [])]
+    return [*(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made), *([train] if options.trained and request.trainer == "dsrun" else [])]
 
 
 VERSION = 1
@@ -100,6 +111,7 @@ def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) ->
         "choice": None if plan.choice is None else plan.rows.index(plan.choice),
         "why": plan.why,
         "commands": [] if plan.choice is None else command_lines(request, plan.choice, options),
+        "arguments": plan.choice and python_arguments(request, plan.choice, options),
         "would_fit": list(plan.remedies),
         "findings": [finding.as_dict() for finding in counted.findings],
     }

@@ -11,8 +11,10 @@ from dsrun.zero.memory.activations import (
     FRAGMENTATION,
     GATHERING,
     STEPPING,
+    TAKEN,
     ActivationBytes,
     BufferBytes,
+    TokenBatch,
     activations,
     buffers,
 )
@@ -20,7 +22,7 @@ from dsrun.zero.memory.model.architecture import ModelShapes, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
-from dsrun.zero.memory.states import RankStates, StateOffload, StateSharding, checkpoint_bytes, states
+from dsrun.zero.memory.states import FP32, RankStates, StateOffload, StateSharding, checkpoint_bytes, states
 
 FitVerdict = Literal["fits", "tight", "does not fit"]
 
@@ -48,40 +50,68 @@ class ZeroStrategy:
 
 
 class GpuPeak(NamedTuple):
-    """Bytes of one GPU at the peak of a step with one micro batch size."""
+    """Bytes of one GPU at the peak of a step with one micro batch size.
+
+    That is one of three moments: where the loss is computed, which is before the gradients are made; where the backward
+    pass is in a layer; or in the optimizer's step, where activations and gathered weights are gone. `late` are the
+    gradients that are not there yet at the first.
+    """
 
     states: RankStates
     buffers: BufferBytes
     activations: ActivationBytes
     factor: float = 1.0
+    late: int = 0
+
+    @property
+    def moment(self) -> Literal["loss", "layer", "step"]:
+        """Which of the three."""
+        return max(self._moments, key=lambda each: self._moments[each].total)
 
     @property
     def at_step(self) -> bool:
-        """Whether the peak is in the optimizer's step, where activations and gathered weights are gone, and not in the
-        backward pass."""
-        return self._step[0] + self._step[1] > self._backward[0] + self._backward[1]
+        """Whether the peak is in the optimizer's step."""
+        return self.moment == "step"
 
     @property
     def reserve(self) -> int:
         """What the allocator cannot use again at the peak."""
-        return (self._step if self.at_step else self._backward)[1]
+        return self._moments[self.moment].reserve
 
     @property
     def total(self) -> int:
-        most = max(sum(self._backward), sum(self._step))
+        most = max(each.total for each in self._moments.values())
         return int((self.states.gpu.total + self.buffers.context + most) * self.factor)
 
     @property
-    def _backward(self) -> tuple[int, int]:
-        """Bytes that are there only then, and the reserve for them."""
-        held = self.buffers
+    def _moments(self) -> dict[Literal["loss", "layer", "step"], "PeakMoment"]:
+        held, kept, step = self.buffers, self.activations, self.states.step
+        there = held.total - held.context
         traffic = (GATHERING if held.gathered else FRAGMENTATION) * (held.buckets + held.gathered)
-        come = held.total - held.context + self.activations.peak
-        return come, int(FRAGMENTATION * self.activations.peak + traffic)
+        loss = FRAGMENTATION * (kept.kept if kept.cast else kept.kept + kept.logits) + kept.cast
+        layer = FRAGMENTATION * (kept.kept + kept.working)
+        return {
+            "loss": PeakMoment(there + kept.kept + kept.logits - self.late, int(loss + traffic) + self._taken),
+            "layer": PeakMoment(there + kept.kept + kept.working, int(layer + traffic)),
+            "step": PeakMoment(step, int(STEPPING * step) + (kept.cast if step else 0)),
+        }
 
     @property
-    def _step(self) -> tuple[int, int]:
-        return self.states.step, int(STEPPING * self.states.step)
+    def _taken(self) -> int:
+        """Of the blocks of whole logits those that the optimizer's states, made after the first backward pass, have
+        taken parts of, where no activations of layers had left others."""
+        return max(0, min(int(TAKEN * self.activations.cast), self.states.gpu.optimizer - self.activations.kept))
+
+
+class PeakMoment(NamedTuple):
+    """Bytes that are there only then, and those that the allocator cannot use again."""
+
+    come: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        return self.come + self.reserve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,18 +193,35 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
     trained = _training(request.model, request.lora, request.bits)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     held, kept = _states(request.model, request.lora, request.bits, sharding), activations(request.model, work)
-    if request.bits:  # a layer's weights as the products take them, forward and backward
-        kept = kept._replace(working=kept.working + work.width * request.model.largest_linear)
+    if request.bits:
+        held, kept = _with_quantised(request, work, held, kept)
     if request.beside:
         held = _with_other(held, request.beside.parameters, sharding)
-        other = work.width * work.micro_batch * work.length * request.beside.vocabulary
-        kept = kept._replace(logits=kept.logits + other)
+        if request.trainer == "dsrun":  # TRL's has tiles of logits, as its model
+            other = work.width * work.micro_batch * work.length * request.beside.vocabulary
+            kept = kept._replace(logits=kept.logits + other)
     return GpuPeak(
         states=held,
         buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
         activations=kept,
         factor=request.factor,
+        # ZeRO-3 has a place for its shares of them all the time.
+        late=held.gpu.gradients if strategy.stage < 3 and _is_one_pass(request, micro_batch) else 0,
     )
+
+
+def _with_quantised(
+    request: PlanRequest, work: TokenBatch, held: RankStates, kept: ActivationBytes
+) -> tuple[RankStates, ActivationBytes]:
+    """With a layer's weights as the products take them, forward and backward; and with what is not quantised in fp32,
+    where the request upcasts it: of the output embedding autocast then makes a copy of 16 bits."""
+    kept = kept._replace(working=kept.working + work.width * request.model.largest_linear)
+    if request.upcasts:
+        rest = sum(weight.elements for weight in request.model.tensors() if weight.kind != "linear")
+        parameters = held.gpu.parameters + (FP32 - work.width) * rest
+        held = held._replace(gpu=held.gpu._replace(parameters=parameters))
+        kept = kept._replace(cast=kept.cast + work.width * request.model.vocabulary * request.model.hidden)
+    return held, kept
 
 
 def _with_other(held: RankStates, parameters: int, sharding: StateSharding) -> RankStates:
@@ -188,6 +235,8 @@ def _with_other(held: RankStates, parameters: int, sharding: StateSharding) -> R
 def sums_in_fp32(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> bool:
     """Whether bf16 gradients are summed in fp32: where the user's own JSON or dsrun's configuration says so."""
     if strategy.bf16_master:  # dsrun's configurations then sum as the model is (blocks.accumulation)
+        return False
+    if request.trainer != "dsrun" and request.sums_in_fp32 is None:  # DeepSpeed's default
         return False
     if request.sums_in_fp32 is not None:
         return request.sums_in_fp32 and request.precision != "fp32" and strategy.stage > 0
@@ -285,6 +334,11 @@ def active_parameters(model: ModelShapes) -> int:
         if weight.kind not in ("embedding", "frozen"):
             total += int(weight.elements * share)
     return total + (model.vocabulary * model.hidden if model.tied else 0)
+
+
+def _is_one_pass(request: PlanRequest, micro_batch: int) -> bool:
+    """Whether a step is known to have a single micro batch."""
+    return request.global_batch is not None and _accumulation(request, micro_batch) == 1
 
 
 def _accumulation(request: PlanRequest, micro_batch: int) -> int:

@@ -82,7 +82,7 @@ def test_measured_error_of_the_next_lower_number_of_steps():
 
 
 def test_fp32_sum_without_zero_is_refused():
-    with pytest.raises(UsageError, match="without ZeRO a bf16 model cannot add up"):
+    with pytest.raises(UsageError, match="without ZeRO a model in bf16 cannot add up"):
         sum_of(stage=0, precision="bf16", grad_accum_dtype="fp32")
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dsrun.zero.memory.activations import LOSS_CHUNK, TokenBatch, activations
+from dsrun.zero.memory.activations import TokenBatch, activations
+from dsrun.zero.memory.loss import LOSS_CHUNK
 from dsrun.zero.memory.model.count import describe
 
 SAMPLES, SOURCE, LENGTH = 2, 48, 40

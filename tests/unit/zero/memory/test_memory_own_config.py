@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
-from dsrun.zero.memory.activations import activations
+from dsrun.zero.memory.activations import LIGER, activations
 from dsrun.zero.memory.optimizers import state_bytes
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import choose, plan
@@ -98,7 +98,7 @@ def test_plain_ddp_trains_weights_in_the_dtype_they_are_loaded_in():
 
 
 def test_chunked_loss_takes_no_more_than_a_few_hidden_states():
-    request = ask(chunked_loss=True)
+    request = ask(liger=LIGER)
     few, many = (activations(request.model, request.work(size, stage=2, checkpointing=True)).logits for size in (1, 8))
     whole = activations(request.model, ask().work(8, stage=2, checkpointing=True)).logits
     assert many < whole / 3
