@@ -18,7 +18,7 @@ from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
-from dsrun.zero.memory.optimizers import DEFAULT
+from dsrun.zero.memory.optimizers import DEFAULT, FUSED
 from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, cluster, default_precision
 from dsrun.zero.memory.plan_text import CommandOptions, as_json, command_lines
@@ -54,6 +54,8 @@ def run(**given: Any) -> int:
     request = _request(counted.architecture, given, gpus or cluster(ANY_GPU))
     if gpus is None:
         print_advice(counted.findings)
+        if given["explain"]:
+            _note("--explain is for GPUs that --gpus names")
         return int(_questions().print_machines(request, given["model"], given["form"]))
     options = replace(_command_options(given), trained=counted.trained)
     if given["hub"] == "modelscope":
@@ -62,20 +64,18 @@ def run(**given: Any) -> int:
         raise refusal("plan.sequence_parallel")
     if given["deepspeed"]:
         request = _with_deepspeed_file(request, given)
-    request = replace(request, factor=remembered(found.config, request))
+    if request.trainer == "dsrun":
+        request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     longest = _questions().longest_rows(request)
-    parts = _questions().explained(made) if given["explain"] else []
     print_advice(counted.findings)
     if request.cluster.note:
         _note(request.cluster.note)
     if given["form"] == "json":
-        print_json(as_json(made, counted, options) | {"longest": longest} | ({"explain": parts} if parts else {}))
+        explained = {"explain": _questions().explained(made)} if given["explain"] else {}
+        print_json(as_json(made, counted, options) | {"longest": longest} | explained)
     else:
-        _print(made, counted, options, longest, every=given["every"])
-        if parts:
-            print_line()
-            _questions().print_parts(parts)
+        _print(made, counted, options, longest, given)
     if given["calibrate"] and made.choice is not None:
         _calibrate(made, found, given["nvme_path"])
     return 0 if made.choice is not None else EXIT_FINDINGS
@@ -150,7 +150,8 @@ def _request(model: ModelShapes, given: dict[str, Any], cluster: GpuCluster) -> 
         checkpointing=given["gradient_checkpointing"],
         stage=int(given["zero"]) if given["zero"] else None,
         micro_batch=given["micro_batch_size"],
-        optimizer=given["optim"] or DEFAULT, weights=FP32 if given["weights_dtype"] == "float32" else 2,
+        optimizer=given["optim"] or (DEFAULT if given["trainer"] == "dsrun" else FUSED),
+        weights=FP32 if given["weights_dtype"] == "float32" else 2,
         sequence_parallel=given["sequence_parallel"],
         trainer=given["trainer"], rows=2 if given["task"] == "dpo" else 1,
         liger=LIGER if given["use_liger_kernel"] and not model.seq2seq else frozenset(),
@@ -237,8 +238,9 @@ def _print_parts(row: PlanCandidate) -> None:
 
 
 def _print(
-    made: MemoryPlan, counted: CountedModel, options: CommandOptions, longest: dict[str, int], *, every: bool
+    made: MemoryPlan, counted: CountedModel, options: CommandOptions, longest: dict[str, int], given: dict[str, Any]
 ) -> None:
+    every = given["every"]
     for line in plan_text.header(made, counted, options):
         print_line(line)
     print_line()
@@ -258,6 +260,9 @@ def _print(
     rows = ", ".join(f"{way} {tokens:,}" for way, tokens in longest.items() if tokens)
     print_line(f"longest rows, one at a time, in tokens: {rows or 'none'}")
     print_line()
+    if given["explain"]:
+        _questions().print_parts(_questions().explained(made))
+        print_line()
     if made.choice is None:
         _print_remedies(made)
         return

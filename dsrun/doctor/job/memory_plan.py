@@ -57,7 +57,14 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     if micro is None and spec.zero != "auto":
         micro = batch_of(recipe, here.world).micro_batch
     names: dict[str, Any] = {each.__name__: each for each in (attention_of, default_precision, frozenset, str)}
-    names |= {"LIGER": LIGER, "DEFAULT": DEFAULT, "DEFAULT_TARGET": DEFAULT_TARGET, "FP32": FP32, "asked": asked, "usual": usual}
+    names |= {
+        "LIGER": LIGER,
+        "DEFAULT": DEFAULT,
+        "DEFAULT_TARGET": DEFAULT_TARGET,
+        "FP32": FP32,
+        "asked": asked,
+        "usual": usual,
+    }
     names |= {"spec": spec, "hf": hf, "model": model, "cluster": here, "micro_batch": micro, "beside": beside}
     request = PlanRequest(**{name: evaluated(value, names) for name, value in toml_beside(__file__)["request"].items()})
     own = config_of(target) if hf.get("deepspeed") else None

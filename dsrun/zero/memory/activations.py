@@ -246,6 +246,9 @@ CUDA_CONTEXT = 1330 * MIB
 Measured on an H100 (driver 580, CUDA 13.0, torch 2.11; docs/benchmarks.md); the context alone is 0.6 GiB."""
 NCCL_BUFFERS = 400 * MIB
 """More channels, of the communicators of a world of more than one rank; not measured."""
+NVLS_BUFFERS = 1500 * MIB
+"""The same where NVSwitches reduce (NCCL's NVLS: Hopper and later). Fitted to a published run of 8B on eight H200s with
+rows of 8k tokens (docs/benchmarks.md)."""
 FRAGMENTATION = 0.05
 """Share of what is allocated and freed in every step that torch's caching allocator cannot use again."""
 GATHERING = 0.75
@@ -272,8 +275,9 @@ class BufferBytes(NamedTuple):
 
 
 def buffers(
-    model: ModelShapes, training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool
-) -> BufferBytes:
+    model: ModelShapes, training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool,
+    nvls: bool,
+) -> BufferBytes:  # fmt: skip
     """The buffers of one rank.
 
     Its buckets are those of the reduction, and the largest gradient before it is copied into one. ZeRO-1 and 2 keep two
@@ -286,7 +290,7 @@ def buffers(
         buckets=width * (reduced + max(training.trained)) if stage else 0,
         gathered=width * gathered_elements(model, training, chosen) if stage == 3 else 0,
         autocast=2 * _cast_elements(model, checkpointing=checkpointing) if casts else 0,
-        context=CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0),
+        context=CUDA_CONTEXT + (0 if sharding.world == 1 else NVLS_BUFFERS if nvls else NCCL_BUFFERS),
     )
 
 

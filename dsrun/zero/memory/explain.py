@@ -65,5 +65,7 @@ def _savings(request: PlanRequest, row: PlanCandidate) -> list[ExplainedPart]:
     for part in sorted(LIGER & request.liger):
         without = gpu(replace(request, liger=request.liger - {part}), row.strategy, micro)
         if (size := without.total - row.gpu.total) >= SHOWN:
-            found.append(ExplainedPart(f"saved by Liger's {part}", size, "the same peak without it", "liger-kernel 0.8.5"))
+            found.append(
+                ExplainedPart(f"saved by Liger's {part}", size, "the same peak without it", "liger-kernel 0.8.5")
+            )
     return found

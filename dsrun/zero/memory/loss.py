@@ -36,7 +36,7 @@ class LogitShape(NamedTuple):
     width: int
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         return self.tokens * self.vocabulary
 
     @property
@@ -52,14 +52,16 @@ def dsrun_loss(logits: LogitShape, *, copied: bool, routed: bool) -> LossBytes:
     being overwritten; not all mixtures of experts have them (DeepSeek-V3 has none).
     """
     each = logits.width + (FP32 if copied else 0) + (logits.width if routed else 0)
-    return LossBytes(each * logits.count + 2 * FP32 * min(logits.count, LOSS_CHUNK))
+    return LossBytes(each * logits.elements + 2 * FP32 * min(logits.elements, LOSS_CHUNK))
 
 
 def stock_loss(logits: LogitShape, *, upcast: bool) -> LossBytes:
     """All logits at a time. `upcast`: in fp32, as causal language models have it (transformers 5.23,
     loss/loss_utils.py, ForCausalLMLoss), and autocast for all; T5's is in the dtype of its logits."""
     width = FP32 if upcast else logits.width
-    return LossBytes(STOCK_COPIES * width * logits.count, logits.width * logits.count if width > logits.width else 0)
+    return LossBytes(
+        STOCK_COPIES * width * logits.elements, logits.width * logits.elements if width > logits.width else 0
+    )
 
 
 def trl_loss(logits: LogitShape, *, head_trains: bool) -> LossBytes:

@@ -8,8 +8,13 @@ elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest.
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 
-DEFAULT = "adamw_torch"
-TORCH_ADAMW = (DEFAULT, "adamw_torch_fused")
+ADAMW = "adamw_torch"
+"""As the stock Trainer has it, torch's AdamW over lists of tensors, which makes the roots of all second moments at a
+time (optim/adam.py, _multi_tensor_adam); dsrun takes the fused one for it on GPUs."""
+FUSED = "adamw_torch_fused"
+"""What the stock Trainer takes by itself (transformers 5.23, training_args.py)."""
+DEFAULT = ADAMW
+TORCH_ADAMW = (ADAMW, FUSED)
 _SCALE = 4 / 256
 
 _STATES: dict[str, list[int]] = toml_beside(__file__)["states"]

@@ -140,8 +140,8 @@ def decide(
     `config` is the model's config.json, by which corrections of `dsrun plan --calibrate` are found again.
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
-    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs, `rows` those of a sample. Raises UsageError when nothing fits,
-    with what would.
+    sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs, `rows` those of a sample. Raises
+    UsageError when nothing fits, with what would.
     """
     switch: PlanSwitch = "auto" if checkpointing is None else "on" if checkpointing else "off"
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)

@@ -61,6 +61,11 @@ class GpuCluster:
             and not any(word in f"{model.name} {self.name}".lower() for word in ("pcie", "nvl"))
         )
 
+    @property
+    def has_nvls(self) -> bool:
+        """Whether NVSwitches reduce what these GPUs send."""
+        return self.has_nvlink and self.per_node > 2 and self.model.capability >= (9, 0)
+
 
 def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuCluster:
     """What `--gpus NAME[:COUNT] --nodes N --gpu-memory GIB` describe; one GPU without a count.

@@ -90,7 +90,10 @@ def command_lines(request: PlanRequest, row: PlanCandidate, options: CommandOpti
         if options.deepspeed or row.strategy.stage == 0 or request.sequence_parallel > 1
         else [config_argv(request, row, options)]
     )
-    return [*(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made), *([train] if options.trained and request.trainer == "dsrun" else [])]
+    return [
+        *(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made),
+        *([train] if options.trained and request.trainer == "dsrun" else []),
+    ]
 
 
 VERSION = 1

@@ -19,7 +19,7 @@ from dsrun.zero.memory.activations import (
     buffers,
 )
 from dsrun.zero.memory.model.architecture import ModelShapes, training
-from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
+from dsrun.zero.memory.optimizers import ADAMW, TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
 from dsrun.zero.memory.states import FP32, RankStates, StateOffload, StateSharding, checkpoint_bytes, states
@@ -193,6 +193,8 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
     trained = _training(request.model, request.lora, request.bits)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     held, kept = _states(request.model, request.lora, request.bits, sharding), activations(request.model, work)
+    if request.trainer != "dsrun" and request.optimizer == ADAMW:
+        held = held._replace(step=held.step + held.gpu.optimizer // 2)
     if request.bits:
         held, kept = _with_quantised(request, work, held, kept)
     if request.beside:
@@ -202,7 +204,14 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
             kept = kept._replace(logits=kept.logits + other)
     return GpuPeak(
         states=held,
-        buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
+        buffers=buffers(
+            request.model,
+            trained,
+            sharding,
+            request.sizes,
+            checkpointing=strategy.checkpointing,
+            nvls=request.cluster.has_nvls,
+        ),
         activations=kept,
         factor=request.factor,
         # ZeRO-3 has a place for its shares of them all the time.

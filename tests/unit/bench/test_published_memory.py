@@ -19,6 +19,7 @@ def test_every_record_has_a_source_and_its_own_id():
     assert all(record.source.startswith("https://") and record.printed > 0 for record in PUBLISHED)
     assert len(BY_ID) == len(PUBLISHED) + len(MEASURED)
     assert sum(not record.beyond for record in PUBLISHED) >= 40
+    assert sum(record.trainer != "own" and not record.beyond for record in PUBLISHED + MEASURED) >= 37
 
 
 @pytest.mark.parametrize(("unit", "size"), [("GB", 10**9), ("GiB", 2**30), ("MB", 2**20)])
@@ -55,4 +56,13 @@ def test_what_a_plan_cannot_express_is_listed_and_not_counted(capsys):
     assert plan.main("torchtune/")
     *_, last = rows = capsys.readouterr().out.splitlines()
     assert sum("not counted: torch.compile" in row for row in rows) == 3
-    assert last.startswith("1 counted: ")
+    assert last.startswith("other training code: 1, ")
+
+
+def test_goals_are_those_of_trainings_that_plans_are_for(monkeypatch, capsys):
+    """Not of other training code, however far off; of dsrun's, the Trainer's and TRL's one that is too low is enough."""
+    assert plan.main("fsdp-qlora/7b-lora-cpu")
+    low = replace(BY_ID["stock/LLAMA_1B-1"], printed=100.0)
+    monkeypatch.setattr(plan, "measured", lambda: [low])
+    assert not plan.main("stock/")
+    assert "dsrun, Trainer and TRL: 1, " in capsys.readouterr().out

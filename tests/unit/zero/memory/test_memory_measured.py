@@ -11,6 +11,9 @@ import pytest
 
 from bench import memory_cases
 from bench.memory import predict
+from bench.plan import measured as runs
+from bench.plan import peak_of
+from bench.plan import predict as predicted
 from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
@@ -20,6 +23,7 @@ from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 GIB = 2**30
 KNOWN = tomllib.loads((Path(__file__).parents[3] / "data" / "memory" / "measured.toml").read_text(encoding="utf-8"))
 GPUS = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
+STOCK = [record for record in runs() if record.id.startswith("stock/")]
 MEASURED = [(name, run) for name in GPUS for run in KNOWN[name]["run"]]
 LLAMA_8B = describe(memory_cases.LLAMA_8B | {"max_position_embeddings": 262_144})
 
@@ -57,47 +61,22 @@ def test_plan_is_within_five_percent_of_measured(name, run):
     assert -0.03 <= total(request) / measured - 1 <= 0.05
 
 
-def stock_request(run):
-    config = getattr(memory_cases, run["model"])
-    return PlanRequest(
-        model=describe(config | {"num_hidden_layers": run.get("layers", config["num_hidden_layers"])}),
-        cluster=cluster("NVIDIA H200:1"),
-        length=run["length"],
-        global_batch=run["micro_batch"],
-        micro_batch=run["micro_batch"],
-        stage=run["stage"],
-        checkpointing="on" if run.get("recompute") else "off",
-        packed=True,
-        weights=2 if "lora" in run else 4,
-        lora=run.get("lora"),
-        bits=run.get("bits"),
-        trainer="hf",
-        liger=frozenset(run.get("liger", ())),
-    )
-
-
-@pytest.mark.parametrize("run", KNOWN["stock"]["run"], ids=lambda run: f"{run['model']}-{run['stage']}-{len(run)}")
-def test_plan_of_stock_trainer_is_near_measured(run):
+@pytest.mark.parametrize("record", STOCK, ids=lambda record: record.id)
+def test_plan_of_stock_trainer_is_near_measured(record):
     """Within 12%, and never more than 5% too low."""
-    measured = run["reserved"] + KNOWN["stock"]["beside"]
-    assert -0.05 <= total(stock_request(run)) / measured - 1 <= 0.12
+    assert -0.05 <= predicted(record) / record.bytes - 1 <= 0.12
 
 
 def test_plans_of_stock_trainer_are_five_percent_off_at_most_in_the_median():
-    runs = KNOWN["stock"]["run"]
-    errors = [total(stock_request(run)) / (run["reserved"] + KNOWN["stock"]["beside"]) - 1 for run in runs]
-    assert median(map(abs, errors)) <= 0.05
+    assert median(abs(predicted(record) / record.bytes - 1) for record in STOCK) <= 0.05
 
 
 def test_whole_logits_take_twelve_bytes_each():
-    """To a hundredth of a GiB, what torch allocated when the loss was computed: no gradient is there yet."""
-    run = KNOWN["stock"]["run"][0]
-    request = stock_request(run)
-    peak = gpu(request, ZeroStrategy(stage=2, offload="none", checkpointing=False), run["micro_batch"])
-    assert peak.moment == "loss"
-    assert peak.activations.logits == 12 * 4 * 2048 * 128_256
+    """What torch allocated when the loss was computed, to 0.1 GiB: no gradient is there yet."""
+    peak = peak_of(STOCK[0])
+    assert (peak.moment, peak.activations.logits) == ("loss", 12 * 4 * 2048 * 128_256)
     came = peak.states.gpu.total - peak.states.gpu.gradients + peak.activations.kept + peak.activations.logits
-    assert came / GIB == pytest.approx(run["allocated"], abs=0.1)
+    assert came / GIB == pytest.approx(KNOWN["stock"]["run"][0]["allocated"], abs=0.1)
 
 
 @pytest.mark.parametrize(("thousands", "published"), KNOWN["published"].items(), ids=str)
