@@ -24,8 +24,8 @@ from dsrun.machine.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.calibration import resident
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 GIB = 2**30
 CPU_RANKS = 2

@@ -21,6 +21,7 @@ from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
+from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.plan_request import (
     PLACES,
     USUAL_LENGTH,
@@ -32,7 +33,7 @@ from dsrun.zero.memory.plan_request import (
     is_place,
 )
 from dsrun.zero.memory.states import FP32, StateOffload
-from dsrun.zero.memory.strategy import ZeroStrategy, evaluate
+from dsrun.zero.memory.strategy import evaluate
 
 ANY_GPU = "GPU"
 """What is planned for where there is no GPU: neither host memory nor checkpoints depend on it."""

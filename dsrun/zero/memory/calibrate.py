@@ -18,10 +18,11 @@ from dsrun.system.process.proc import capture
 from dsrun.system.process.scratch import scratch_folder
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import MemoryComparison, resident, save
+from dsrun.zero.memory.peak import gpu
 from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import GpuCluster
 from dsrun.zero.memory.plan_text import CommandOptions, train_argv
-from dsrun.zero.memory.strategy import PlanCandidate, gpu
+from dsrun.zero.memory.strategy import PlanCandidate
 
 _TEXTS = Refusals(__file__, "refusals.toml")
 STEPS = 2

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from dsrun.system.files import parse_json, replacing
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan_request import PlanRequest
-from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 SANE = (0.5, 2.0)
 """A correction outside this range is refused: the plan or the measurement is wrong, and applying it would hide that."""

@@ -14,8 +14,9 @@ from dsrun.zero.memory import strategy
 from dsrun.zero.memory.activations import AttentionKernel
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
+from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
-from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, ZeroStrategy, best_of
+from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, best_of
 
 _TABLE = toml_beside(__file__)
 

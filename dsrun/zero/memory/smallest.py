@@ -9,9 +9,10 @@ from dsrun.datafiles import toml_beside
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.peak import gpu
 from dsrun.zero.memory.plan import plan, settings_of
 from dsrun.zero.memory.plan_request import GpuCluster, PlanRequest, cluster
-from dsrun.zero.memory.strategy import PlanCandidate, gpu, host_bytes, strategies
+from dsrun.zero.memory.strategy import PlanCandidate, host_bytes, strategies
 
 _TABLE = toml_beside(__file__)
 _KEYS = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench import plan
-from dsrun.zero.memory.activations import CUDA_CONTEXT, NCCL_BUFFERS
+from dsrun.zero.memory.buffers import CUDA_CONTEXT, NCCL_BUFFERS
 from dsrun.zero.memory.model.count import describe
 
 PUBLISHED = list(plan.published())

@@ -9,9 +9,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan import choose, message, plan, settings
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import ZeroStrategy, active_parameters, bf16_strategies, gpu, largest_micro_batch
+from dsrun.zero.memory.strategy import active_parameters, bf16_strategies, largest_micro_batch
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
