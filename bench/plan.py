@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any, Literal
 
 from bench import memory_cases
-from dsrun.zero.memory.activations import LIGER, LigerPart
 from dsrun.zero.memory.model.architecture import ModelShapes, adapter
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.peak import GpuPeak, ZeroStrategy, gpu
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
+from dsrun.zero.memory.rank.activations import LIGER, LigerPart
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "memory"
 BYTES = {"GB": 10**9, "GiB": 2**30, "MB": 2**20}

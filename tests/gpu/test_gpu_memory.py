@@ -9,7 +9,7 @@ import pytest
 from bench.ladder.data import LLAMA, make_tokenizer
 from bench.memory import GIB, GOAL_GPU, TOO_LOW, measure, predict, words
 from bench.memory_cases import PLANNED
-from dsrun.zero.memory.buffers import CUDA_CONTEXT
+from dsrun.zero.memory.rank.buffers import CUDA_CONTEXT
 from tests.gpu.runs import train
 
 LONG = 8192

@@ -10,7 +10,7 @@ import pytest
 from dsrun.zero.generate.presets import sizes
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.states import StateSharding, states
+from dsrun.zero.memory.rank.states import StateSharding, states
 from tests.forkserver.ranks import Ranks
 from tests.integration.memory_models import CONFIGS
 

@@ -14,15 +14,15 @@ from dsrun.system.terminal.display import size_text
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan_text
-from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
-from dsrun.zero.memory.optimizers import DEFAULT, FUSED
 from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, cluster, default_precision
 from dsrun.zero.memory.plan_text import CommandOptions, as_json, command_lines
-from dsrun.zero.memory.states import FP32
+from dsrun.zero.memory.rank.activations import LIGER
+from dsrun.zero.memory.rank.optimizers import DEFAULT, FUSED
+from dsrun.zero.memory.rank.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
 ANY_GPU = "a100-80"
@@ -64,21 +64,24 @@ def run(**given: Any) -> int:
         raise refusal("plan.sequence_parallel")
     if given["deepspeed"]:
         request = _with_deepspeed_file(request, given)
-    if request.trainer == "dsrun":
-        request = replace(request, factor=remembered(found.config, request))
-    made = plan(request)
-    longest = _questions().longest_rows(request)
+    factor = remembered(found.config, request) if request.trainer == "dsrun" else 1.0
+    made = plan(replace(request, factor=factor))
+    _answer(made, counted, options, given)
+    if given["calibrate"] and made.choice is not None:
+        _calibrate(made, found, given["nvme_path"])
+    return 0 if made.choice is not None else EXIT_FINDINGS
+
+
+def _answer(made: MemoryPlan, counted: CountedModel, options: CommandOptions, given: dict[str, Any]) -> None:
+    longest = _questions().longest_rows(made.request)
     print_advice(counted.findings)
-    if request.cluster.note:
-        _note(request.cluster.note)
+    if made.request.cluster.note:
+        _note(made.request.cluster.note)
     if given["form"] == "json":
         explained = {"explain": _questions().explained(made)} if given["explain"] else {}
         print_json(as_json(made, counted, options) | {"longest": longest} | explained)
     else:
         _print(made, counted, options, longest, given)
-    if given["calibrate"] and made.choice is not None:
-        _calibrate(made, found, given["nvme_path"])
-    return 0 if made.choice is not None else EXIT_FINDINGS
 
 
 def _calibrate(made: MemoryPlan, found: FoundModel, nvme_path: str) -> None:

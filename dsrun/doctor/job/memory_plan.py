@@ -17,9 +17,7 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
 from dsrun.zero.generate.presets import USUAL_MEMORY_GIB
-from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.count import count
-from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.plan_request import (
@@ -32,7 +30,9 @@ from dsrun.zero.memory.plan_request import (
     default_precision,
     is_place,
 )
-from dsrun.zero.memory.states import FP32, StateOffload
+from dsrun.zero.memory.rank.activations import LIGER
+from dsrun.zero.memory.rank.optimizers import DEFAULT
+from dsrun.zero.memory.rank.states import FP32, StateOffload
 from dsrun.zero.memory.strategy import evaluate
 
 ANY_GPU = "GPU"

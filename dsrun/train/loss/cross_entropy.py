@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dsrun.train.base.labels import IGNORED, shifted_targets
-from dsrun.zero.memory.loss import LOSS_CHUNK
+from dsrun.zero.memory.rank.loss import LOSS_CHUNK
 
 
 def token_cross_entropy(

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.peak import gpu, sharding_of, sums_in_fp32
 from dsrun.zero.memory.plan_request import PlanRequest
-from dsrun.zero.memory.states import FP32
+from dsrun.zero.memory.rank.activations import LIGER
+from dsrun.zero.memory.rank.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
 _TABLE = toml_beside(__file__)

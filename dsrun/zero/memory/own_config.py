@@ -7,9 +7,9 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.refusals import Refusals
 from dsrun.zero.generate.presets import BufferSizes
-from dsrun.zero.memory.optimizers import of_deepspeed
 from dsrun.zero.memory.plan_request import PlanRequest
-from dsrun.zero.memory.states import StateOffload
+from dsrun.zero.memory.rank.optimizers import of_deepspeed
+from dsrun.zero.memory.rank.states import StateOffload
 from dsrun.zero.view import MISSING, ZERO, ConfigView, find_target
 
 # (offload_optimizer, offload_param) of ZeRO-3

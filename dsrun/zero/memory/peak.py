@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 from dsrun.engine_options import offloaded_to
 from dsrun.zero.generate.presets import FROM_STEPS, nvme_buffer, takes_fp32_sum
-from dsrun.zero.memory.activations import ActivationBytes, TokenBatch, activations
-from dsrun.zero.memory.buffers import FRAGMENTATION, GATHERING, STEPPING, TAKEN, BufferBytes, buffers
 from dsrun.zero.memory.model.architecture import ModelShapes, training
-from dsrun.zero.memory.optimizers import ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
-from dsrun.zero.memory.states import FP32, RankStates, StateOffload, StateSharding, states
+from dsrun.zero.memory.rank.activations import ActivationBytes, TokenBatch, activations
+from dsrun.zero.memory.rank.buffers import FRAGMENTATION, GATHERING, STEPPING, TAKEN, BufferBytes, buffers
+from dsrun.zero.memory.rank.optimizers import ADAMW, state_bytes
+from dsrun.zero.memory.rank.states import FP32, RankStates, StateOffload, StateSharding, states
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from dsrun.errors import UsageError
 from dsrun.system.terminal.display import counted
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import strategy
-from dsrun.zero.memory.activations import AttentionKernel
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
+from dsrun.zero.memory.rank.activations import AttentionKernel
 from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, best_of
 
 _TABLE = toml_beside(__file__)

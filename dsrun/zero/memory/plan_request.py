@@ -15,11 +15,11 @@ from dsrun.hardware.site import instance
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.refusals import Refusals
 from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
-from dsrun.zero.memory import optimizers
-from dsrun.zero.memory.activations import AttentionKernel, LigerPart, TokenBatch
-from dsrun.zero.memory.loss import TrainerName
 from dsrun.zero.memory.model.architecture import ModelShapes
-from dsrun.zero.memory.states import FP32, StateOffload, StatePrecision
+from dsrun.zero.memory.rank import optimizers
+from dsrun.zero.memory.rank.activations import AttentionKernel, LigerPart, TokenBatch
+from dsrun.zero.memory.rank.loss import TrainerName
+from dsrun.zero.memory.rank.states import FP32, StateOffload, StatePrecision
 
 MOST_GPUS = 1024
 """Per node; no machine has more in one."""

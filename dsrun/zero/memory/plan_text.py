@@ -10,13 +10,13 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.engine_options import offloaded_to
 from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, error_after, memory_of_sum, nvme_buffer
-from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import CountedModel
 from dsrun.zero.memory.peak import sums_in_fp32
 from dsrun.zero.memory.plan import MemoryPlan, described
 from dsrun.zero.memory.plan_request import PlanRequest
-from dsrun.zero.memory.states import FP32
+from dsrun.zero.memory.rank import optimizers
+from dsrun.zero.memory.rank.states import FP32
 from dsrun.zero.memory.strategy import NEARLY, PlanCandidate
 
 _TABLE = toml_beside(__file__)

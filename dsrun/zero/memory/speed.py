@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import ParameterGroups
 from dsrun.zero.memory.plan_request import GpuCluster
-from dsrun.zero.memory.states import StateSharding
+from dsrun.zero.memory.rank.states import StateSharding
 
 GIGA = 1e9
 USUAL_TFLOPS = 150.0

@@ -6,7 +6,6 @@ from typing import Literal
 
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.model.architecture import ModelShapes
-from dsrun.zero.memory.optimizers import TORCH_ADAMW
 from dsrun.zero.memory.peak import (
     GpuPeak,
     ZeroStrategy,
@@ -16,8 +15,9 @@ from dsrun.zero.memory.peak import (
     trained_groups,
 )
 from dsrun.zero.memory.plan_request import PlanRequest
+from dsrun.zero.memory.rank.optimizers import TORCH_ADAMW
+from dsrun.zero.memory.rank.states import checkpoint_bytes
 from dsrun.zero.memory.speed import StepWork, estimate
-from dsrun.zero.memory.states import checkpoint_bytes
 
 FitVerdict = Literal["fits", "tight", "does not fit"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bench import plan
-from dsrun.zero.memory.buffers import CUDA_CONTEXT, NCCL_BUFFERS
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.rank.buffers import CUDA_CONTEXT, NCCL_BUFFERS
 
 PUBLISHED = list(plan.published())
 MEASURED = list(plan.measured())
@@ -60,7 +60,7 @@ def test_what_a_plan_cannot_express_is_listed_and_not_counted(capsys):
 
 
 def test_goals_are_those_of_trainings_that_plans_are_for(monkeypatch, capsys):
-    """Not of other training code, however far off; of dsrun's, the Trainer's and TRL's one that is too low is enough."""
+    """Not of other training code, however far off; of those that plans are for, one that is too low is enough."""
     assert plan.main("fsdp-qlora/7b-lora-cpu")
     low = replace(BY_ID["stock/LLAMA_1B-1"], printed=100.0)
     monkeypatch.setattr(plan, "measured", lambda: [low])

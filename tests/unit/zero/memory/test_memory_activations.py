@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dsrun.zero.memory.activations import TokenBatch, activations
-from dsrun.zero.memory.loss import LOSS_CHUNK
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.rank.activations import TokenBatch, activations
+from dsrun.zero.memory.rank.loss import LOSS_CHUNK
 
 SAMPLES, SOURCE, LENGTH = 2, 48, 40
 WITHIN = 0.03

@@ -14,11 +14,11 @@ from bench.memory import predict
 from bench.plan import measured as runs
 from bench.plan import peak_of
 from bench.plan import predict as predicted
-from dsrun.zero.memory.activations import LIGER
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
+from dsrun.zero.memory.rank.activations import LIGER
 
 GIB = 2**30
 KNOWN = tomllib.loads((Path(__file__).parents[3] / "data" / "memory" / "measured.toml").read_text(encoding="utf-8"))

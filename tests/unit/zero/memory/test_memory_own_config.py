@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
-from dsrun.zero.memory.activations import LIGER, activations
-from dsrun.zero.memory.optimizers import state_bytes
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan import choose, plan
 from dsrun.zero.memory.plan_request import is_place
+from dsrun.zero.memory.rank.activations import LIGER, activations
+from dsrun.zero.memory.rank.optimizers import state_bytes
 from tests.unit.zero.memory.test_memory_plan import LLAMA, ZERO_2, ask
 
 command = declared_in("plan/command.toml")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsrun.zero.memory.model.architecture import ParameterGroups, training
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.states import StateSharding, checkpoint_bytes, owned, partition, rounded, states, sub_groups
+from dsrun.zero.memory.rank.states import StateSharding, checkpoint_bytes, owned, partition, rounded, states, sub_groups
 
 # 100 + 20 + 7 trained elements in two groups, 10 frozen
 SMALL = ParameterGroups(decayed=(100, 20), undecayed=(7,), frozen=(10,))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from dsrun.zero.generate.presets import BufferSizes
 from dsrun.zero.memory.model.architecture import ModelShapes, ParameterGroups
-from dsrun.zero.memory.states import FP32, StateSharding
+from dsrun.zero.memory.rank.states import FP32, StateSharding
 
 MIB = 2**20
 

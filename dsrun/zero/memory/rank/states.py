@@ -49,7 +49,7 @@ class StateSharding:
     """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
     sub_group: int = SUB_GROUP
     moments: float = MOMENTS * FP32
-    """Bytes of the optimizer's states per trained parameter (dsrun.zero.memory.optimizers)."""
+    """Bytes of the optimizer's states per trained parameter (dsrun.zero.memory.rank.optimizers)."""
     weights: int = FP32
     """Bytes of a weight as it is loaded, for plain DDP, which trains it so (--weights-dtype)."""
     nvme_buffer: int = NVME_PARAM_BUFFER

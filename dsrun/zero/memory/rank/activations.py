@@ -11,7 +11,8 @@ Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, f
 from collections.abc import Set
 from typing import Literal, NamedTuple
 
-from dsrun.zero.memory.loss import (
+from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind
+from dsrun.zero.memory.rank.loss import (
     FP32,
     LogitShape,
     LossBytes,
@@ -21,7 +22,6 @@ from dsrun.zero.memory.loss import (
     stock_loss,
     trl_loss,
 )
-from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind
 
 AttentionKernel = Literal["sdpa", "flash", "eager"]
 """torch's scaled_dot_product_attention; flash_attention_2 and the like; eager, which keeps scores and probabilities."""

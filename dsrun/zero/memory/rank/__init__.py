@@ -1,0 +1,1 @@
+"""What one rank holds: states, activations, the loss, buffers, in bytes."""
