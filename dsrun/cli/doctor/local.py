@@ -71,7 +71,7 @@ def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Chec
     """The checks in their order; first what this machine must have, where that was said."""
     if min_gpus is None and min_gpu_memory is None:
         return registry.CHECKS
-    from dsrun.doctor.launch.ranks import check_requirements
+    from dsrun.doctor.launch.network import check_requirements
 
     def look(machine: MachineFacts, _: Any) -> Any:
         return check_requirements(machine, min_gpus, min_gpu_memory)

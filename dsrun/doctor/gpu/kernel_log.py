@@ -5,9 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -25,6 +24,7 @@ SHOWN = 160
 _TOLD_BY_LINE = (154,)
 """Xids that mean nothing without the rest of their line."""
 
+_FACTS = toml_beside(__file__, "xids.toml")
 _KMSG = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)")
 _PRINTED = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*(?P<text>.*)")  # dmesg, journalctl -o short-monotonic
 _SXID = re.compile(r"SXid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal\b")
@@ -41,18 +41,12 @@ class XidEvent(NamedTuple):
     line: str
 
 
-@cache
-def _facts() -> dict[str, Any]:
-    return toml_beside(__file__, "xids.toml")
-
-
 def meaning(number: int) -> tuple[Level, Message, Message]:
     """How bad an Xid is, what it means, and what to do; one that the table has not is a warning."""
-    facts = _facts()
-    row = facts["xid"].get(str(number))
+    row = _FACTS["xid"].get(str(number))
     if row is None:
         return "warning", text_of("xid.unknown"), text_of("xid.look_up")
-    return row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]])
+    return row["level"], Message(row["means"]), Message(_FACTS["fix"][row["remedy"]])
 
 
 def kernel_lines(machine: MachineFacts) -> list[str]:
@@ -119,7 +113,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         age = max(0.0, now - last.seconds)
         message = text_of("xid.switch", bus=bus, number=number, age=_ago(age))
         level: Level = "warning" if age > RECENT_S else "error"
-        fix = Message(_facts()["fix"]["link"])
+        fix = Message(_FACTS["fix"]["link"])
         yield Finding(level=level, code=f"xid_switch_{number}", message=message, fix=fix)
     if not found and not fatal:
         yield finding_of("xid")
@@ -130,7 +124,7 @@ def _finding(last: XidEvent, gpu: str, count: int, age: float) -> Finding:
     level = "warning" if level == "error" and age > RECENT_S else level
     values = {"gpu": gpu, "number": last.number, "means": means, "count": count, "age": _ago(age)}
     message = text_of("xid.several" if count > 1 else "xid.once", **values)
-    if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
+    if last.number in _TOLD_BY_LINE or str(last.number) not in _FACTS["xid"]:
         message = text_of("xid.line", what=message, line=last.line)
     return Finding(level=level, code=f"xid_{last.number}", message=message, fix=fix)
 

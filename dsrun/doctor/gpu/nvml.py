@@ -1,11 +1,12 @@
 """What the driver says of every GPU, read through NVML once; a question that it does not answer is None."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
@@ -143,13 +144,15 @@ def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) ->
         answer = ask(row["ask"], *(getattr(nvml.pynvml, name) for name in row.get("of", ())))
         known = answer is not None and "is" in row
         told[field] = evaluate(row["is"], {"answer": answer, "bool": bool}) if known else answer
+    links = (ask("nvmlDeviceGetNvLinkState", link) for link in range(LINKS_AT_MOST))
     return GpuState(
         index=index,
         name=ask("nvmlDeviceGetName") or "NVIDIA GPU",
         uuid=ask("nvmlDeviceGetUUID") or "",
         bus=_bus(ask("nvmlDeviceGetPciInfo")),
         **told,
-        nvlinks=tuple(_nvlinks(nvml, handle)),
+        # GPUs without NVLink refuse the first question, and others those beyond their last link.
+        nvlinks=tuple(map(bool, takewhile(lambda state: state is not None, links))),
         fabric=_fabric(nvml, handle),
         peers=tuple(
             P2P_OK if other is handle else None if other is None else ask("nvmlDeviceGetP2PStatus", other, P2P_READ)
@@ -165,15 +168,6 @@ def _bus(info: Any) -> str:
     text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
-
-
-def _nvlinks(nvml: NvmlSession, handle: Any) -> Iterator[bool]:
-    """Each link's state; GPUs without NVLink refuse the first question, and others those beyond their last link."""
-    for link in range(LINKS_AT_MOST):
-        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
-        if state is None:
-            return
-        yield bool(state)
 
 
 def _fabric(nvml: NvmlSession, handle: Any) -> int | None:

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -14,6 +13,7 @@ from dsrun.messages import Message, joined
 
 FOLDER = "/sys/class/infiniband"
 IB = "InfiniBand"
+_LIMITS = toml_beside(__file__)["counter"]
 
 
 class InfinibandPort(NamedTuple):
@@ -35,7 +35,7 @@ def ports(machine: MachineFacts) -> list[InfinibandPort]:
         state, physical = (_word(machine.text(f"{base}/{name}")) for name in ("state", "phys_state"))
         rate = re.match(r"[\d.]+", machine.text(f"{base}/rate") or "")
         layer = machine.text(f"{base}/link_layer") or IB
-        texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
+        texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _LIMITS}
         counters = {name: int(text) for name, text in texts.items() if text.isdigit()}
         name, gbps = f"{device}:{port.name}", float(rate[0]) if rate else 0.0
         found.append(InfinibandPort(device, name, state, physical, gbps, layer, counters))
@@ -52,11 +52,6 @@ def active_ports(machine: MachineFacts) -> list[InfinibandPort]:
 def _word(text: str | None) -> str:
     """`4: ACTIVE` is ACTIVE."""
     return (text or "").partition(":")[2].strip()
-
-
-@cache
-def _limits() -> dict[str, dict[str, Any]]:
-    return dict(toml_beside(__file__)["counter"])
 
 
 def _chosen(machine: MachineFacts) -> list[InfinibandPort]:
@@ -116,10 +111,10 @@ def _errors(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
     for port in found:
         if port.state != "ACTIVE":
             continue
-        high = {name: count for name, count in port.counters.items() if count > _limits()[name]["most"]}
+        high = {name: count for name, count in port.counters.items() if count > _LIMITS[name]["most"]}
         if high:
             counts = [
-                text_of("infiniband_errors.count", count=count, means=Message(_limits()[name]["means"]))
+                text_of("infiniband_errors.count", count=count, means=Message(_LIMITS[name]["means"]))
                 for name, count in high.items()
             ]
             yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=port.device)

@@ -1,16 +1,21 @@
-"""The run folder and its disk: permissions, room, real write speed and inodes, against the checkpoints of the job."""
+"""The run folder and its disk: permissions, room, real write speed, inodes and quota, against the checkpoints of the
+job; and the clock of its file system and of this machine: files of other machines would seem to come from the future,
+and logs out of order."""
 
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
+from dsrun.doctor.job.settings import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.errors import UsageError
-from dsrun.findings.conditions import first_where
+from dsrun.errors import DsrunError, UsageError
+from dsrun.findings.conditions import findings_where, first_where
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.runs.folder import refuse_unfit
@@ -125,3 +130,120 @@ def look_at_run_folder(machine: MachineFacts, target: DoctorTarget) -> Iterator[
         return
     place = machine.mount(nearest_existing(path))
     yield from first_where(__file__, "run_folder", path=path, place=place, nodes=target.nodes)
+
+
+KIB = 1024
+
+# A row of quota(1) and `lfs quota`: used blocks of 1 KiB, soft and hard limit, time of grace, and the same of files. A
+# star marks what is above its soft limit, brackets a number that lfs could not ask all servers for.
+_NUMBER = r"\[?(\d+)\]?(\*)?"
+_ROW = re.compile(rf"(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)\s+(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)")
+
+
+class DiskQuota(NamedTuple):
+    """What is used and allowed, in bytes and files; 0 is no limit."""
+
+    used: int
+    soft: int
+    hard: int
+    files: int
+    files_soft: int
+    files_hard: int
+
+    @property
+    def limit(self) -> int:
+        return self.hard or self.soft
+
+    @property
+    def files_limit(self) -> int:
+        return self.files_hard or self.files_soft
+
+
+def parse_quota(text: str) -> list[DiskQuota]:
+    """The rows of quota(1) or `lfs quota`; a long name stands on a line of its own before its numbers."""
+    found = []
+    for match in _ROW.finditer(text):
+        blocks, _, soft, hard, _, files, _, files_soft, files_hard = match.groups()[1:]
+        used, least, most = int(blocks) * KIB, int(soft) * KIB, int(hard) * KIB
+        found.append(DiskQuota(used, least, most, int(files), int(files_soft), int(files_hard)))
+    return [each for each in found if each.limit or each.files_limit]
+
+
+def look_at_quota(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+    folder = run_folder(target)
+    mount = machine.mount(folder)
+    if mount is None:
+        return
+    point = str(mount.point)
+    texts = [_output(machine, command) for command in _commands(machine, mount.kind, point)]
+    found = [quota for text in texts for quota in parse_quota(text)]
+    planned = needs(machine, target)
+    names = {"point": point, "wanted": planned.checkpoint + planned.model if planned else 0, "NO_INODES": NO_INODES}
+    problems = [each for quota in found for each in findings_where(__file__, "quota", quota=quota, **names)]
+    yield from problems
+    if found and not problems:
+        left = min((each.limit - each.used for each in found if each.limit), default=None)
+        yield from first_where(__file__, "within", point=point, left=left)
+
+
+def _commands(machine: MachineFacts, kind: str, point: str) -> list[list[str]]:
+    if kind != "lustre":
+        return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
+    names = {option: (machine.answer("id", f"{option}n") or "").strip() for option in ("-u", "-g")}
+    return [["lfs", "quota", "-q", option, name, point] for option, name in names.items()]
+
+
+def _output(machine: MachineFacts, command: Sequence[str]) -> str:
+    """The output; quota(1) fails where a limit is exceeded, and prints it all the same."""
+    try:
+        return machine.run(command).stdout
+    except DsrunError:
+        return ""
+
+
+MOST_S = 2.0
+"""Seconds by which clocks may differ: make and ninja compare times of files in whole seconds."""
+_OFFSET = re.compile(r"^System time\s*:\s*([\d.]+) seconds (slow|fast)", re.MULTILINE)
+_LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
+
+
+def look_at_clock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+    away = _behind_server(machine, run_folder(target))
+    if away is not None and abs(away) > MOST_S:
+        yield finding_of("clock_differs.behind" if away > 0 else "clock_differs.ahead", seconds=abs(away))
+        return
+    told = _chrony(machine) or _timedatectl(machine)
+    if told:
+        yield told
+    elif away is not None:
+        yield finding_of("clock.agrees")
+
+
+def _behind_server(machine: MachineFacts, folder: Path) -> float | None:
+    """Seconds by which a network file system's clock, which stamps a new file, is ahead of ours; None for others."""
+    mount = machine.mount(folder)
+    if mount is None or not mount.shared:
+        return None
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        before = machine.now()
+        file.write(b"\0")
+        file.flush()
+        stamped = Path(f"/proc/self/fd/{file.fileno()}").stat().st_mtime
+        after = machine.now()
+        return min(stamped - before, 0.0) if stamped < before else max(stamped - after, 0.0)
+    return None
+
+
+def _chrony(machine: MachineFacts) -> Finding | None:
+    text = machine.answer("chronyc", "-n", "tracking") or ""
+    leap, offset = _LEAP.search(text), _OFFSET.search(text)
+    if not leap:
+        return None
+    names = {"seconds": float(offset[1]) if offset else 0.0, "slow": offset is not None and offset[2] == "slow"}
+    return next(first_where(__file__, "clock", leap=leap[1], MOST_S=MOST_S, **names))
+
+
+def _timedatectl(machine: MachineFacts) -> Finding | None:
+    text = machine.answer("timedatectl", "show", "--property=NTPSynchronized", "--value") or ""
+    keys = {"yes": "clock", "no": "clock_unsynchronised"}
+    return finding_of(keys[text.strip()]) if text.strip() in keys else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.job.memory_plan import MemoryNeeds, needs, request_of
+from dsrun.doctor.job.settings import MemoryNeeds, needs, request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.conditions import first_where

@@ -1,5 +1,7 @@
-"""What operations are compiled with at first use, against torch, and the processor against those that are compiled."""
+"""What operations are compiled with at first use, against torch, and the processor against those that are compiled; and
+the folders that they are compiled into: stale locks, network file systems, permissions."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,13 +16,17 @@ from dsrun.findings.conditions import findings_where
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
+from dsrun.system.build_locks import abandoned, build_locks, build_root
+from dsrun.system.files import nearest_existing
 from dsrun.system.host import cpu_flags
+from dsrun.system.terminal.display import duration
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.cxx import all_cxx, find_cxx, way_to_install
 from dsrun.wheel.platform.nvcc import Nvcc, find_nvcc
 from dsrun.wheel.platform.ops import listed
 from dsrun.wheel.platform.toolchain import check_host, check_standard, check_versions
 from dsrun.wheel.verify.isa_level import lacking
+from dsrun.zero.ops import extension_cache
 
 
 def _nvcc(machine: MachineFacts) -> Nvcc | None:
@@ -138,3 +144,39 @@ def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Findin
             yield finding_of("cpu_level.lacks", op=op, cpu_level=code.cpu_level, lacked=", ".join(lacked))
     if not found:
         yield finding_of("cpu_level", count=len(ops))
+
+
+def look_at_cache(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
+    """torch.utils.file_baton waits for ever for a `lock` that a killed process has left."""
+    if machine.packages.torch is None:
+        return
+    own = _own(machine)
+    folder, found = _shown(own), []
+    for place in dict.fromkeys((own, build_root(machine.environ))):
+        left = abandoned(build_locks(place), machine.now(), machine.text("/proc/self/mounts") or "")
+        for lock, state in left.items():
+            found.append(finding_of("jit_cache_lock", lock=lock, age=duration(state.age_s(machine.now()))))
+    base = nearest_existing(own)
+    mount = machine.mount(base)
+    ops = ", ".join(compiled_at_start(machine, target, cuda=False)) if mount and mount.shared else ""
+    home = Path(machine.environ.get("HOME", "~")).expanduser()
+    triton = Path(machine.environ.get("TRITON_CACHE_DIR") or home / ".triton")
+    of_triton = machine.mount(nearest_existing(triton)) if machine.gpus else None
+    names = {"base": base, "writable": os.access(base, os.W_OK | os.X_OK), "mount": mount, "triton": _shown(triton)}
+    found += findings_where(__file__, "cache", folder=folder, ops=ops, triton_mount=of_triton, **names)
+    kind = mount.kind if mount else text_of("jit_cache.local")
+    yield from found or [finding_of("jit_cache", folder=folder, kind=kind)]
+
+
+def _own(machine: MachineFacts) -> Path:
+    """The folder that dsrun train compiles into."""
+    home = machine.environ.get("HOME")
+    environ = dict(machine.environ)
+    if home and not environ.get("XDG_CACHE_HOME"):
+        environ["XDG_CACHE_HOME"] = f"{home}/.cache"
+    return extension_cache(environ)
+
+
+def _shown(folder: Path) -> str:
+    home = str(Path.home())
+    return f"~{str(folder).removeprefix(home)}" if str(folder).startswith(f"{home}/") else str(folder)

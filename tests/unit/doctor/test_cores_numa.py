@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
-from dsrun.doctor.host.cpu import cpu_list
+from dsrun.doctor.host.limits import cpu_list
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded

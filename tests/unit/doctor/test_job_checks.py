@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.job.settings import look_at_config, look_at_files
-from dsrun.doctor.launch.ranks import check_requirements
+from dsrun.doctor.launch.network import check_requirements
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.machine.driver import MemoryHolder

@@ -100,7 +100,7 @@ def test_reading_ends_where_the_kernel_has_no_more(tmp_path):
 
 
 def test_every_xid_has_a_meaning_and_a_fix():
-    for number in map(int, kernel_log._facts()["xid"]):
+    for number in map(int, kernel_log._FACTS["xid"]):
         level, means, fix = meaning(number)
         assert level in ("error", "warning", "info")
         assert means

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.doctor.host import storage
-from dsrun.doctor.host.quota import parse_quota
-from dsrun.doctor.host.storage import judged, write_speed
-from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
+from dsrun.doctor.host.storage import judged, parse_quota, write_speed
+from dsrun.doctor.job.settings import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
