@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypeVar
 
-from dsrun.collectives.facts import differences
-from dsrun.collectives.observations import CollectiveObservations, GroupResult
+from dsrun.collectives.observations import CollectiveObservations, GroupResult, differences
 from dsrun.collectives.schedule import cover
 from dsrun.findings.finding import Finding, has_errors, worst_first
 from dsrun.findings.texts import finding_of, text_of, text_table

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.collectives.operations import PERIOD, rank_factor, summed_factor
+from dsrun.collectives.schedule import PERIOD, rank_factor, summed_factor
 from dsrun.errors import one_line
 from dsrun.system.process.process_end import die_with_parent
 
@@ -124,6 +124,9 @@ class _Group:
         self._rank, self._size = int(task["group_rank"]), int(task["group_size"])
         self._gpu: bool = task["device"] is not None
         self._device = torch.device("cuda", task["device"]) if self._gpu else torch.device("cpu")
+        self._matrix = _GPU_MATRIX if self._gpu else _CPU_MATRIX
+        # Of the large buffer, which all ranks' parts fill.
+        self._elements = (_GPU_ELEMENTS if self._gpu else _CPU_ELEMENTS) // self._size * self._size
         if self._gpu:
             torch.cuda.set_device(self._device)
         if self._size > 1:
@@ -160,10 +163,6 @@ class _Group:
             dist.barrier()
         return found
 
-    @property
-    def _matrix(self) -> int:
-        return _GPU_MATRIX if self._gpu else _CPU_MATRIX
-
     def _compute(self) -> float:
         """Seconds of one multiplication of square matrices, the best of several blocks."""
         kind = torch.float32
@@ -195,11 +194,6 @@ class _Group:
     def _synchronise(self) -> None:
         if self._gpu:
             torch.cuda.synchronize(self._device)
-
-    @property
-    def _elements(self) -> int:
-        """Elements of the large buffer, which all ranks' parts fill."""
-        return (_GPU_ELEMENTS if self._gpu else _CPU_ELEMENTS) // self._size * self._size
 
     def _pattern(self, begin: int, count: int) -> torch.Tensor:
         values = torch.arange(begin, begin + count, device=self._device) % PERIOD + 1

@@ -5,11 +5,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from dsrun.collectives.facts import COMPARED, NodeFacts, differing, shown
 from dsrun.collectives.judge import CollectiveVerdict, names
-from dsrun.collectives.observations import CollectiveObservations
-from dsrun.collectives.operations import OPERATIONS
-from dsrun.collectives.schedule import CollectiveUnit
+from dsrun.collectives.observations import COMPARED, CollectiveObservations, NodeFacts, differing, shown
+from dsrun.collectives.schedule import OPERATIONS, CollectiveUnit
 from dsrun.machine.node_comparison import TITLES
 
 

@@ -9,12 +9,10 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from dsrun.diagnosis.log.collectives import rank_behind
-from dsrun.diagnosis.log.notation import rank_of
+from dsrun.diagnosis.log.notation import rank_behind, rank_of
 from dsrun.diagnosis.log.reading import read_log
-from dsrun.diagnosis.log.records import LogRecord, RecordKind, decisive, excerpt_around, records_of
+from dsrun.diagnosis.log.records import LogRecord, RecordKind, decisive, exception_in, excerpt_around, records_of
 from dsrun.diagnosis.log.scan import CUT_SIGN, LogHit, LogScan, excerpt
-from dsrun.diagnosis.log.tracebacks import exception_in
 from dsrun.diagnosis.rules import CauseSign, FailureCause, SignWeight, cause_named
 from dsrun.diagnosis.taxonomy import LoggedError, general_cause, owner_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.diagnosis.candidates import Candidate, LogLine, ReadLog, candidates_of
 from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, excerpt_of, recovered, root, scan_log
-from dsrun.diagnosis.log.collectives import rank_behind
+from dsrun.diagnosis.log.notation import rank_behind
 from dsrun.diagnosis.log.reading import NotText
 from dsrun.diagnosis.log.records import is_table
 from dsrun.diagnosis.rules import FailureCause, causes

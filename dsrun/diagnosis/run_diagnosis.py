@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.diagnosis.classify import OWN, UNKNOWN
 from dsrun.diagnosis.diagnose import NONE, RunVerdict, of_logs
-from dsrun.diagnosis.log.tracebacks import is_exception
+from dsrun.diagnosis.log.records import is_exception
 from dsrun.diagnosis.rules import CRASHES, LOST_PEER, FailureCause, causes
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.events import kind_of

@@ -49,7 +49,9 @@ def general_cause(error: LoggedError) -> CauseReading | None:
     """What the first row of the table that knows the error says of it; None where none does."""
     name = re.sub(r"^[\w.]+\(([\w.]+)\)$", r"\1", error.type)  # RayTaskError(ValueError)
     owner = next(_owners(error), error.owner)
-    owners = _kinds_of(owner)
+    # What a row may call an owner.
+    owners = {owner, *(name for name, members in _TABLE["owners"].items() if owner in members)}
+    owners |= set() if owner in ("", SCRIPT, STDLIB) else {"library"}
     for row in _TABLE["row"]:
         groups = _match(row, name.rpartition(".")[2], error.message[:READ], owners)
         if groups is not None and not row["cause"]:
@@ -105,12 +107,6 @@ def _owners(error: LoggedError) -> Iterator[str]:
 def _places(error: LoggedError) -> list[re.Match[str]]:
     """File and line of the frames, the deepest first."""
     return [found for frame in reversed(error.frames) if (found := _PATTERNS["place"].search(frame))]
-
-
-def _kinds_of(owner: str) -> set[str]:
-    """What a row may call an owner."""
-    groups = (name for name, members in _TABLE["owners"].items() if owner in members)
-    return {owner, *groups} if owner in ("", SCRIPT, STDLIB) else {owner, *groups, "library"}
 
 
 def _values(error: LoggedError, name: str, owner: str, groups: dict[str, str]) -> dict[str, Any]:

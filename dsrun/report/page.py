@@ -239,11 +239,6 @@ def _short(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def _finalized(value: Any) -> Any:
-    """Foreign text without control characters and access tokens; what is HTML already stays as it is."""
-    return shown_text(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
 @cache
 def page_template(name: str) -> "jinja2.Template":
     """A template of this folder, with what pages of reports know."""
@@ -252,8 +247,10 @@ def page_template(name: str) -> "jinja2.Template":
 
     folder = Path(__file__).parent
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+        # Foreign text without control characters and access tokens; what is HTML already stays as it is.
+        finalize=lambda each: shown_text(each) if isinstance(each, str) and not hasattr(each, "__html__") else each,
     )  # fmt: skip
     for file in ("page.css", "page.js"):
         environment.globals[file.replace(".", "_")] = Markup((folder / file).read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dsrun
-from dsrun.collectives.ranks import PROGRAM
+from dsrun.collectives.coordination.member import PROGRAM
 from dsrun.launch.workers.agent import WORKER_IMPORTS
 from tests.forkserver.server import END, PID
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.collectives.coordination.meeting import CONNECT_S, LeaderConnections
-from dsrun.collectives.facts import NodeFacts
-from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, RankResult
+from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, NodeFacts, RankResult
 from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.schedule import CollectivePhase, CollectiveUnit, apart, cover, rounds, units_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
+from dsrun.launch.coordinator.transport import PeerMessage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,6 @@ class CollectiveTimeouts:
 
 _FAILED_PAIRS = 2
 """A unit that has failed with so many others is not tried with the rest."""
-
-ReceivedMessage = dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -99,9 +97,18 @@ class CollectiveLead:
         # Each member has up to three endpoints, and 64 of them are tried at a time (member.py).
         rounds_of_threads = 1 + len(members) * 3 // 64
         deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self.limits.answer_s
-        for index, message in self._collect(members, "unreachable", deadline, text_of("node_lost.connecting")):
-            for peer, endpoint, why in message["unreachable"]:
-                self.seen.unreachable.append((index, int(peer), str(endpoint), str(why)))
+        waiting, when = set(members), text_of("node_lost.connecting")
+        while waiting and (event := self.meeting.next(deadline)) is not None:
+            index, message = event
+            if message is None:
+                self._lose(index, when)
+                waiting.discard(index)
+            elif "unreachable" in message:
+                waiting.discard(index)
+                found = message["unreachable"]
+                self.seen.unreachable += [(index, int(peer), str(place), str(why)) for peer, place, why in found]
+        for index in waiting:
+            self._lose(index, text_of("node_lost.silent", when=when), left=False)
 
     def _fit_members(self) -> list[int]:
         """Those whose ranks can take part: they have torch, the device of the others, and reach the ranks' store."""
@@ -164,7 +171,7 @@ class CollectiveLead:
         number = len({group.phase.number for group in self.seen.groups})
         phase = CollectivePhase(kind, number, tuple(groups))
         self.notify(_title(phase))
-        tasks: dict[int, dict[str, ReceivedMessage]] = {}
+        tasks: dict[int, dict[str, PeerMessage]] = {}
         group_of: dict[int, int] = {}
         for place, group in enumerate(phase.groups):
             ranks = [rank for unit in group for rank in unit.ranks]
@@ -216,7 +223,7 @@ class CollectiveLead:
         return {rank: found.get(rank, RankResult(state="hung")) for rank in group_of}
 
     def _results_of(
-        self, event: tuple[int, ReceivedMessage | None], number: int, group_of: dict[int, int]
+        self, event: tuple[int, PeerMessage | None], number: int, group_of: dict[int, int]
     ) -> list[tuple[int, RankResult]]:
         index, message = event
         if message is None:
@@ -237,22 +244,6 @@ class CollectiveLead:
             locals_of.setdefault(member, []).append(local)
         for member, locals_ in locals_of.items():
             self.meeting.send(member, {"cancel": locals_})
-
-    def _collect(
-        self, members: Iterable[int], name: str, deadline: float, when: str
-    ) -> Iterable[tuple[int, ReceivedMessage]]:
-        """The message with `name` of each of the members, as far as they come before the deadline."""
-        waiting = set(members)
-        while waiting and (event := self.meeting.next(deadline)) is not None:
-            index, message = event
-            if message is None:
-                self._lose(index, when)
-                waiting.discard(index)
-            elif name in message:
-                waiting.discard(index)
-                yield index, message
-        for index in waiting:
-            self._lose(index, text_of("node_lost.silent", when=when), left=False)
 
     def _present(self) -> list[int]:
         return [index for index in self.seen.members if index not in self.seen.lost]

@@ -6,16 +6,15 @@ All of a log is searched as bytes, for the literal words of all signs at once; o
 import re
 from collections import deque
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Literal, NamedTuple
 
 import ahocorasick_rs
 
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.log.normalise import LogForm
+from dsrun.diagnosis.log.normalise import BEFORE, LogForm, RawLines, text_before
 from dsrun.diagnosis.log.notation import last_time, rank_of, time_of, without_prefix
-from dsrun.diagnosis.log.raw_lines import BEFORE, RawLines
-from dsrun.diagnosis.log.tracebacks import HEADER, end_of_traceback, exception_below, is_exception
+from dsrun.diagnosis.log.records import HEADER, end_of_traceback, exception_below, is_exception
 from dsrun.diagnosis.rules import CauseSign, FailureCause, causes
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
@@ -92,7 +91,7 @@ class _Line(NamedTuple):
 class LogScan:
     """Takes a log in pieces of whole lines and collects its hits. `size` is in bytes; `own`: dsrun is named in it.
 
-    `tail` is the end of what was read, without what stands before its messages.
+    `tail` is the end of what was read, without what stands before its messages; `lines` are line breaks so far, and 1.
     """
 
     def __init__(self) -> None:
@@ -106,16 +105,11 @@ class LogScan:
         self._form = LogForm()
         self._raw = RawLines(b"", 1)
         self._raw_before = b""
-        self._line = 1
+        self.lines = 1
         self._counted = 0
         self._hits: dict[CauseSign, tuple[LogHit, deque[LogHit]]] = {}
         self._before = b""
         self._ends: set[int] = set()
-
-    @property
-    def lines(self) -> int:
-        """Line breaks so far, and 1."""
-        return self._line
 
     @property
     def hits(self) -> list[LogHit]:
@@ -126,7 +120,7 @@ class LogScan:
     def feed(self, data: bytes, limit: int | None = None) -> None:
         """The next piece of the log: `data` as far as `limit`; what follows there is fed again, and only helps."""
         size = len(data) if limit is None else limit
-        self._raw = RawLines(data, self._line, self._raw_before)
+        self._raw = RawLines(data, self.lines, self._raw_before)
         self._raw_before = self._raw.end(size)
         self.size += size
         clean = self._form.clean(data[:size])
@@ -161,7 +155,7 @@ class LogScan:
 
     def _count(self, data: bytes, position: int) -> None:
         if position > self._counted:
-            self._line += data.count(b"\n", self._counted, position)
+            self.lines += data.count(b"\n", self._counted, position)
             self._counted = position
 
     def _step(self, data: bytes, position: int, stepped: int) -> int:
@@ -179,7 +173,10 @@ class LogScan:
 
     def _match(self, data: bytes, word: bytes, line: _Line) -> int:
         """Every sign with `word`, tried on `line`; the end of what was looked at."""
-        before = partial(_before, self._before, data, line.begin)
+
+        def before() -> str:
+            return text_before(self._before, data, line.begin).decode(errors="replace")
+
         for cause, sign in _signs().get(word, ()):
             place = sign.place_in(line.text, before)
             if place is not None and not _quoted(data, line):
@@ -209,15 +206,13 @@ class LogScan:
             line = line._replace(below=f" {_text_below(data, line.end)}")
         self._add(data, line, causes()["unknown"], sign)
 
-    def _add(
-        self, data: bytes, line: _Line, cause: FailureCause, sign: CauseSign, place: int = 0, *, below: str = ""
-    ) -> None:
+    def _add(self, data: bytes, line: _Line, cause: FailureCause, sign: CauseSign, place: int = 0) -> None:
         known = self._hits.get(sign)
         last = known and (known[1][-1] if known[1] else known[0])
         if last and sign.lasting and (last.steps, last.attempts) == (self.steps, self.attempts):
             return  # of losses that stay NaN only the first one counts
         self._count(data, min(line.begin, line.position))
-        number = self._line + data.count(b"\n", self._counted, line.begin)
+        number = self.lines + data.count(b"\n", self._counted, line.begin)
         if last and last.line == number:
             return
         raw = self._raw.line(number, line.text).rstrip() + line.below
@@ -273,12 +268,6 @@ def _text_below(data: bytes, position: int) -> str:
     """What the first lines behind a place say: some messages begin with a line break."""
     below = data[position : position + SHOWN].decode(errors="replace").splitlines()
     return next((text for line in below if (text := without_prefix(line).strip())), "")
-
-
-def _before(earlier: bytes, data: bytes, end: int) -> str:
-    """The text that leads to a place."""
-    text = data[max(end - BEFORE, 0) : end]
-    return (earlier[len(text) :] + text if end < BEFORE else text).decode(errors="replace")
 
 
 @cache

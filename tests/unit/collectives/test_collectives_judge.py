@@ -7,13 +7,29 @@ from itertools import combinations
 
 import pytest
 
-from dsrun.collectives.facts import NodeFacts, differences, differing
 from dsrun.collectives.judge import judge, slower, slower_in_pairs
-from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, RankResult
-from dsrun.collectives.operations import bus_bandwidth, bus_factor, rank_factor, summed_factor
+from dsrun.collectives.observations import (
+    CollectiveMember,
+    CollectiveObservations,
+    GroupResult,
+    NodeFacts,
+    RankResult,
+    differences,
+    differing,
+)
 from dsrun.collectives.place import MemberPlace, place_of
 from dsrun.collectives.report import as_json, common_facts, member_rows, together
-from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, CollectivePhase, cover, rounds, units_of
+from dsrun.collectives.schedule import (
+    ALL_PAIRS_UP_TO,
+    CollectivePhase,
+    bus_bandwidth,
+    bus_factor,
+    cover,
+    rank_factor,
+    rounds,
+    summed_factor,
+    units_of,
+)
 from dsrun.errors import UsageError
 from dsrun.findings.texts import text_of
 from dsrun.findings.texts import text_table as table_of

@@ -15,9 +15,9 @@ from dsrun.collectives.coordination.lead import CollectiveTimeouts
 from dsrun.collectives.coordination.meeting import join
 from dsrun.collectives.judge import CollectiveVerdict
 from dsrun.collectives.observations import CollectiveObservations
-from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.run_collectives import run_test
+from dsrun.collectives.schedule import OPERATIONS
 from dsrun.findings.texts import text_of, text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message

@@ -1,7 +1,7 @@
 """In what nodes differ: one comparison for the doctor's test between nodes and for wheels sent to them."""
 
-from dsrun.collectives.facts import NodeFacts
-from dsrun.collectives.facts import differences as between_ranks
+from dsrun.collectives.observations import NodeFacts
+from dsrun.collectives.observations import differences as between_ranks
 from dsrun.findings.texts import text_of
 from dsrun.machine.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.nodes import NodeReport

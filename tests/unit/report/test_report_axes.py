@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.report.axes import linear_axis, log_axis, step_axis
+from dsrun.report.charts import linear_axis, log_axis, step_axis
 
-# What dsrun.report.series lets through.
+# What dsrun.report.panels lets through.
 SIZES = st.floats(min_value=1e-300, max_value=1e300)
 NUMBERS = st.just(0.0) | SIZES | SIZES.map(lambda size: -size)
 

@@ -9,10 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dsrun.report.axes import linear_axis, log_axis, step_axis
-from dsrun.report.charts import HEIGHT, WIDTH, chart, path
-from dsrun.report.panels import MOST_POINTS, PanelCurve, ReportPanel, panels
-from dsrun.report.series import points_of, smoothed, thinned
+from dsrun.report.charts import HEIGHT, WIDTH, chart, linear_axis, log_axis, path, step_axis
+from dsrun.report.panels import MOST_POINTS, PanelCurve, ReportPanel, panels, points_of, smoothed, thinned
 from dsrun.runs.reader import read_history
 from tests.run_folders import event, finished_run, steps, write_run
 

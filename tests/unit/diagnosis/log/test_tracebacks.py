@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dsrun.diagnosis.classify import diagnoses, scan_log
-from dsrun.diagnosis.log.tracebacks import end_of_traceback
+from dsrun.diagnosis.log.records import end_of_traceback
 
 FRAMES = '  File "a.py", line 3, in <module>\n    call()\n'
 STAMP = "2026-11-21T04:48:{:02}.123456789Z "
