@@ -22,8 +22,7 @@ from dsrun.system.host import cpu_bf16
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import DistributedWorld, bf16_supported
-from dsrun.train.base.plan import NOTHING, Given, TrainingPlan
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import NOTHING, Given, LoadedPlugin, TrainingPlan
 from dsrun.train.base.refusals import notice_of, refuse
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
@@ -33,7 +32,7 @@ from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.packing.decide import batch_of_tokens
-from dsrun.train.sequence.memory import decide_degree
+from dsrun.train.sequence import decide_degree
 from dsrun.zero.generate.blocks import sums_exactly
 from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.ops import stage_of

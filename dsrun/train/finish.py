@@ -1,12 +1,15 @@
 """The end of a run: the final model, its evaluation and its card; or a stop on request, to go on from a checkpoint."""
 
+import json
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.runs.stop_request import first_request
+from dsrun.system.files import replacing
 from dsrun.system.terminal.display import counted
 from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
@@ -16,7 +19,6 @@ from dsrun.train.base.refusals import notice_of, notices
 from dsrun.train.card.write_card import CardFacts, write_cards
 from dsrun.train.export.final import completed, save_final
 from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
-from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.recording import format_metrics
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
@@ -60,7 +62,8 @@ def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> tuple[SplitMe
         console.print(f"{split}  {format_metrics(metrics, prefix + '_', trainer.plugin_metrics)}")
         if (examples := trainer.last_examples) and plan.world.is_main:
             file = run.folder.path / f"predictions-{split}.jsonl"
-            write_predictions(examples, file)
+            with replacing(file) as new, new.open("w", encoding="utf-8") as out:
+                out.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in examples)
             predictions.append(file)
             _show(console, examples)
     return found, predictions

@@ -88,7 +88,7 @@ def request_of(recipe: Recipe, console: Console) -> tuple[Recipe, DataRequest, A
     check_packages(recipe)
     check_hub(recipe, os.environ)
     say("loading transformers and datasets")
-    from dsrun.train.base.plugin import load_plugin
+    from dsrun.train.base.plan import load_plugin
     from dsrun.train.data.data_request import data_request
     from dsrun.train.data.encoding.tokenizer import load_tokenizer
     from dsrun.train.decide_plan import with_demo

@@ -13,24 +13,25 @@ from dataclasses import dataclass, replace
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system.host import versions
 from dsrun.system.tested import TESTED, untested
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import DistributedWorld, init_process_group
-from dsrun.train.base.plan import NOTHING, Given
-from dsrun.train.base.plugin import load_plugin
-from dsrun.train.base.rank_context import RankContext, cause_of, is_supervised
+from dsrun.train.base.plan import NOTHING, Given, load_plugin
+from dsrun.train.base.rank_context import RankContext, cause_of, handler_from_env, is_supervised
 from dsrun.train.base.run_records import RunRecords
+from dsrun.train.base.speed import compiles
 from dsrun.train.begin import build_trainer, find_start
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.decide_plan import decide_plan, in_tokens, read_memory_fallback, saved_batch
 from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
 from dsrun.train.loop.build_trainer import PreparedRun
-from dsrun.train.loop.engine import prepare_engine
+from dsrun.train.loop.engine import prepare_ops
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan
-from dsrun.train.sequence.memory import with_long_context
+from dsrun.train.sequence import with_long_context
 
 
 def run(parts: PreparedRun) -> None:
@@ -54,7 +55,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Decide everything, with what earlier attempts have found out, prepare the data, and join the process group. A
     script's own model and rows are `given`."""
-    context = context or RankContext.unsupervised()
+    context = context or RankContext(HeartbeatWriter(None, 0), handler_from_env({}))
     context.heart.enter("loading")
     strange = untested(versions(TESTED))
     if strange and not is_another(os.environ):
@@ -77,7 +78,10 @@ def prepare_run(
     # Before any collective, which would time out while the others wait for a large dataset.
     data = prepare_for_plan(plan, tokenizer, console, context.heart)
     plan = in_tokens(plan, data, saved)
-    prepare_engine(plan, context.heart, notify=console.notice)
+    if plan.deepspeed is not None:
+        prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)
+    # From here on a rank may wait for others.
+    context.heart.join(world.group_timeout_s, compiles=compiles(plan.recipe.hf, plan.deepspeed))
     init_process_group(world, deepspeed=plan.deepspeed is not None)
     return PreparedRun(plan, tokenizer, data, folder, console, RunRecords(folder, main=world.is_main), context)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dsrun.diagnosis.classify import classify
 from dsrun.diagnosis.rules import cause_named
@@ -271,10 +271,6 @@ class RankContext:
     heart: HeartbeatWriter
     stopping: PreemptionHandler
     progress: ProcessProgress = field(default_factory=ProcessProgress)
-
-    @classmethod
-    def unsupervised(cls) -> Self:
-        return cls(HeartbeatWriter(None, 0), handler_from_env({}))
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:

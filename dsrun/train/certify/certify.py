@@ -9,7 +9,6 @@ import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -40,8 +39,15 @@ def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], N
     if request.trust_remote_code:
         init_hf_modules()  # from where the model's own config class comes out of the fork
     notify("building a small model of its architecture")
+
+    def program() -> CertifySubject | DsrunError:
+        try:
+            return load_subject(request, scratch)
+        except DsrunError as error:  # what the user is to read
+            return error
+
     try:
-        subject = in_fork(partial(_subject, request, scratch), limit_s=request.limit_s, log=log)
+        subject = in_fork(program, limit_s=request.limit_s, log=log)
     except ForkFailedError as failed:
         error = failed.values.get("error", f"it did not end within {request.limit_s:g} s")
         raise ToolError(f"no small model of {request.model} could be built: {error}") from None
@@ -57,14 +63,6 @@ def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], N
         flags = [_avoiding(check, each) for each in result.findings if each.level == "error"]
         rows.append({**result.as_dict(), "avoid": list(filter(None, flags))})
     return {"task": subject.task, "device": "cuda" if request.gpus else "cpu", "checks": rows}
-
-
-def _subject(request: CertifyRequest, scratch: Path) -> CertifySubject | DsrunError:
-    """In a fork, which returns what the user is to read of its errors."""
-    try:
-        return load_subject(request, scratch)
-    except DsrunError as error:
-        return error
 
 
 def _result(check: Check, subject: CertifySubject, blamed: set[str], log: Path) -> CheckResult:

@@ -115,7 +115,11 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     def _write(self, save: CheckpointSave) -> None:
         """As the stock method, whose collectives and files these are, but for where the files go."""
         self.store_flos()
-        self._record_best(save.step)
+        if best := self.state.best_global_step:
+            # The best checkpoint under the path it is going to have, also where the run folder was moved since.
+            folder = self.saving.run.checkpoint(best)
+            if best == save.step or folder.is_dir():
+                self.state.best_model_checkpoint = str(folder)
         if self.is_deepspeed_enabled:
             snapshot.write_through(self.model_wrapped, lambda: self._under_way)
         self.save_model(str(save.folder), _internal_call=True)
@@ -144,14 +148,6 @@ class CheckpointingTrainer(Seq2SeqTrainer):
             else:
                 kept[name] = state
 
-    def _record_best(self, step: int) -> None:
-        """The best checkpoint under the path it is going to have, also where the run folder was moved since."""
-        best = self.state.best_global_step
-        if best:
-            folder = self.saving.run.checkpoint(best)
-            if best == step or folder.is_dir():
-                self.state.best_model_checkpoint = str(folder)
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save = self._under_way
         assert save
@@ -173,8 +169,9 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Under DeepSpeed with whole weights, the stock method clones all of them, on every rank and with the frozen
         ones: into fresh memory, whose pages cost several times the copying."""
-        save = self._under_way
-        if save is None or not self.is_deepspeed_enabled or not snapshot.has_whole_weights(self.model_wrapped):
+        save, engine = self._under_way, self.model_wrapped
+        is_whole = save is not None and self.is_deepspeed_enabled and not engine.zero_optimization_partition_weights()
+        if save is None or not is_whole or engine.autotp_size() > 1:
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
             weights = None
@@ -246,7 +243,10 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     def _rotate(self, save: CheckpointSave) -> None:
         # The stock rotation goes by the folders' times (sort_checkpoints, use_mtime), which a copied run folder does
         # not keep, and counts checkpoints that are not whole.
-        steps = self._complete_steps(save)
+        if self._complete is None:  # those of earlier attempts are checked once
+            self._complete = {step for step, _ in complete_checkpoints(save.run)}
+        self._complete.add(save.step)
+        steps = [step for step, _ in save.run.checkpoints() if step in self._complete]
         protected = {save.step, self.state.best_global_step or save.step}
         if self.state.best_model_checkpoint:
             protected.add(int(Path(self.state.best_model_checkpoint).name.rpartition("-")[2]))
@@ -258,13 +258,6 @@ class CheckpointingTrainer(Seq2SeqTrainer):
                 logger.exception("checkpoint-%d could not be deleted", step)
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
-
-    def _complete_steps(self, save: CheckpointSave) -> list[int]:
-        """The steps of the complete checkpoints. Those of earlier attempts are checked once."""
-        if self._complete is None:
-            self._complete = {step for step, _ in complete_checkpoints(save.run)}
-        self._complete.add(save.step)
-        return [step for step, _ in save.run.checkpoints() if step in self._complete]
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """No save may be under way any more."""

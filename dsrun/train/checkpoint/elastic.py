@@ -131,7 +131,10 @@ def _convert(
     if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
         states = ", ".join(source.states) or "no state per weight"
         raise refusal("checkpoint.states", checkpoint=checkpoint, states=states, layout=layout.description)
-    _check_room(source, folder.parent)
+    elements = sum(math.prod(parameter.shape) for parameter in source.parameters.values())
+    needed, free = 4 * elements * (1 + len(source.states)), disk_free(folder.parent)
+    if free < needed:
+        raise refusal("checkpoint.no_room", needed=size_text(needed), folder=folder.parent, free=size_text(free))
     work.mkdir()
     try:
         for name in SHARED:
@@ -149,14 +152,6 @@ def _convert(
         raise UsageError(f"converting {checkpoint}: {error.strerror}: {error.filename}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _check_room(source: CheckpointSource, folder: Path) -> None:
-    elements = sum(math.prod(parameter.shape) for parameter in source.parameters.values())
-    needed = 4 * elements * (1 + len(source.states))
-    free = disk_free(folder)
-    if free < needed:
-        raise refusal("checkpoint.no_room", needed=size_text(needed), folder=folder, free=size_text(free))
 
 
 def fingerprint(checkpoint: Path) -> str:

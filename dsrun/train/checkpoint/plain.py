@@ -95,9 +95,8 @@ class PlainCheckpoint:
         saved = load(checkpoint / "optimizer.pt")
         self._states: dict[int, dict[str, Any]] = saved["state"]
         self.param_groups: list[dict[str, Any]] = saved["param_groups"]
-        counts = [len(group["params"]) for group in self.param_groups]
-        if counts != [len(group) for group in groups]:
-            wanted = [len(group) for group in groups]
+        counts, wanted = [len(group["params"]) for group in self.param_groups], list(map(len, groups))
+        if counts != wanted:
             raise refusal("checkpoint.groups", checkpoint=checkpoint, counts=counts, wanted=wanted)
         self._numbers = {name: i for i, name in enumerate(name for group in groups for name in group)}
         for name, number in self._numbers.items():

@@ -20,8 +20,7 @@ from dsrun.system.host import hostname
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
 from dsrun.train.base.refusals import notice_of, notices, refusal
-from dsrun.train.checkpoint.save import not_shared
-from dsrun.train.checkpoint.verify import CONFIG_FILE, check_foreign, check_states, read_through
+from dsrun.train.checkpoint.verify import CONFIG_FILE, STATES, check_foreign, read_through
 from dsrun.train.model.parameter_groups import ONE_RATE
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
@@ -146,7 +145,9 @@ def _refuse_renamed(folder: RunFolder, checkpoint: Path) -> None:
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
     """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type
     or other groups of learning rates, and for another config, tokenizer, LoRA or training data unless `force`."""
-    check_states(checkpoint)
+    if not any(any(checkpoint.glob(pattern)) for pattern in STATES):
+        # As --save_only_model leaves it: without ZeRO the Trainer would go on with an optimizer that knows nothing.
+        raise refusal("checkpoint.weights_alone", path=checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
     # A checkpoint of adapters has no config.
@@ -222,7 +223,8 @@ def _check_shared_folder(folder: RunFolder, *, force: bool, notify: NotePrinter)
     blind = sorted({host for host, sees in seen if not sees})
     if not blind:
         return
-    error = not_shared(folder.path, f"{', '.join(blind)} cannot see what {seen[0][0]} writes there")
+    why = f"{', '.join(blind)} cannot see what {seen[0][0]} writes there"
+    error = refusal("checkpoint.not_shared", run=folder.path, why=why)
     if not force:
         raise error
     notify(f"{error.message}; no checkpoint can be saved")

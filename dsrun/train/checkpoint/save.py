@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import DsrunError, ToolError
+from dsrun.errors import ToolError
 from dsrun.runs import commit
 from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool, ManifestFile
 from dsrun.runs.folder import RunFolder
@@ -195,7 +195,7 @@ class CheckpointSave:
         unseen = [name for name in sums if not (self.folder / name).is_file()]
         if unseen:
             commit.discard(self.run, self.step)
-            raise not_shared(self.run.path, f"another node wrote {unseen[0]} elsewhere")
+            raise refusal("checkpoint.not_shared", run=self.run.path, why=f"another node wrote {unseen[0]} elsewhere")
         try:
             write_manifest(self.folder, {"step": self.step, **facts}, sealed=sums)
             commit.commit(self.run, self.step)
@@ -221,11 +221,6 @@ def _left(run: RunFolder) -> str:
     except OSError:  # It must not hide why the save failed.
         return "the run folder cannot be read any more"
     return f"checkpoint-{newest[0]} is whole" if newest else "there is no earlier checkpoint"
-
-
-def not_shared(run: Path, why: str) -> DsrunError:
-    """The error for nodes that write a run folder of the same name to disks of their own."""
-    return refusal("checkpoint.not_shared", run=run, why=why)
 
 
 def _fault(error: BaseException, folder: Path) -> SaveFault:

@@ -207,11 +207,6 @@ def safetensors_through(write: Callable[[NamedTensors, Path], None], folder: Pat
             setattr(caller, _CALLED, stock)
 
 
-def has_whole_weights(engine: Any) -> bool:
-    """Whether every rank holds all weights."""
-    return not engine.zero_optimization_partition_weights() and engine.autotp_size() <= 1
-
-
 def write_through(engine: Any, under_way: Callable[[], Any]) -> None:
     """Have a DeepSpeed engine write through the `CheckpointSave` under way, unless its JSON chose another engine.
 

@@ -89,13 +89,6 @@ def check_best(path: Path, *, trust: bool, beat: SignOfLife) -> None:
         raise refusal("checkpoint.best", name=path.name, damage=damage[0])
 
 
-def check_states(path: Path) -> None:
-    """Raise UsageError for a checkpoint of weights alone, as --save_only_model leaves it: without ZeRO the Trainer
-    would go on with an optimizer that knows nothing."""
-    if not any(any(path.glob(pattern)) for pattern in STATES):
-        raise refusal("checkpoint.weights_alone", path=path)
-
-
 def checkpoint_facts(plan: TrainingPlan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:
     """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
     which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""

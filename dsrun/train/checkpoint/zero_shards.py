@@ -103,6 +103,7 @@ class ZeroCheckpoint:
         self.optimizer_files = self._ranks(_OPTIMIZER_FILE, "_optim_states.pt")
         if not self.optimizer_files:
             raise UsageError(f"{folder}: no file of optimizer states there")
+        self.world_size = len(self.optimizer_files)
         self._open: dict[int, dict[str, Any]] = {}
         self._touched = 0
         first = self.optimizer(0)
@@ -111,10 +112,6 @@ class ZeroCheckpoint:
         saved = max(count) if isinstance(count, list) else int(count)
         if saved != self.world_size:
             raise refusal("checkpoint.files", folder=self.folder, found=self.world_size, saved=saved)
-
-    @property
-    def world_size(self) -> int:
-        return len(self.optimizer_files)
 
     def optimizer(self, rank: int) -> dict[str, Any]:
         if rank not in self._open:

@@ -10,8 +10,7 @@ from dsrun.errors import one_line
 from dsrun.recipe.preflight.files import of_teacher
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.train.base.plan import ModelTask
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import LoadedPlugin, ModelTask
 from dsrun.train.base.refusals import refusal
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts

@@ -72,12 +72,13 @@ class Preparation:
             self._take(split, sources)
         self.notices.append(idle_lengths(self.spec, self.request.task))
         self.notices.append(prefix_notice(self.spec, self.request.model_type))
-        wanted = self.request.splits
+        wanted, rows = self.request.splits, self.data.get("train")
+        fingerprint = rows.fingerprint if isinstance(rows, TokenBlocks | RowStream) else self.digests.get("train")
         return PreparedData(
             **{split: self.data.get(split) if split in wanted else None for split in SPLITS},
             notices=tuple(dict.fromkeys(filter(None, self.notices))),
             origin=self._origin(sources.name),
-            train_fingerprint=self._fingerprint("train"),
+            train_fingerprint=fingerprint,
             counts=self.counts,
             unread=self.unread,
             collator=self._collator(),
@@ -199,10 +200,6 @@ class Preparation:
 
     def _blocks_of(self, folder: Path, meta: CacheMeta) -> TokenBin:
         return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source, sha256=meta["sha256"])
-
-    def _fingerprint(self, split: str) -> str | None:
-        rows = self.data.get(split)
-        return rows.fingerprint if isinstance(rows, TokenBlocks | RowStream) else self.digests.get(split)
 
     def _limited_blocks(self, split: str, blocks: TokenBlocks, where: str) -> TokenBlocks:
         samples, size = self._samples(split), blocks.block_size

@@ -15,13 +15,13 @@ from dsrun.train.base.labels import shifts_labels
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.base.refusals import refusal
-from dsrun.train.base.run_records import RunRecords
+from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.mixture import DataMixture, sets_of
 from dsrun.train.loop.arguments import LOSS_METRICS, TEXT_METRICS, as_usage_errors, check_arguments, training_arguments
 from dsrun.train.loop.callbacks import guard_trackers
 from dsrun.train.loop.generation import has_prompts
-from dsrun.train.loop.nan import guard_against_nan
+from dsrun.train.loop.nan import NanGuard, steps_to_skip
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.distill import DistillLoss, load_teacher
 from dsrun.train.loss.dpo import DpoLoss, without_dropout
@@ -32,12 +32,11 @@ from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build_model import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions
 from dsrun.train.model.parameter_groups import LearningRates
-from dsrun.train.model.passes import forget_batches, keep_whole
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
+from dsrun.train.model.zero3 import forget_batches, keep_whole
 from dsrun.train.packing.decide import BatchingPlan, decide_batching
 from dsrun.train.packing.sampler import BatchGrouping
-from dsrun.train.sequence.loss import SequenceLoss
-from dsrun.train.sequence.memory import activations_on_host, save_memory, without_fused_loss
+from dsrun.train.sequence import SequenceLoss, activations_on_host, save_memory, without_fused_loss
 from dsrun.zero.ops import stage_of
 
 DEFAULT_LOGGING_STEPS = 10
@@ -92,6 +91,10 @@ class TrainerBuilder(PreparedRun):
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
             if rates:
                 self.console.notice(rates.describe(model, arguments.learning_rate))
+        policy, folder, rank = plan.recipe.spec.on_nan, self.folder.path, plan.world.rank
+        skipped = steps_to_skip(folder, plan.recipe, self.console.notice)
+        on_skip = event_reporter(self.records, self.console, "nan", " was left out")
+        guard = NanGuard(policy, folder, rank=rank, skipped_steps=skipped, on_skip=on_skip)
         with as_usage_errors("training arguments"):
             trainer = RunTrainer(
                 model=model,
@@ -104,7 +107,7 @@ class TrainerBuilder(PreparedRun):
                 ds_config=plan.deepspeed,
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
-                nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
+                nan_guard=guard,
                 loss=loss,
                 rates=rates,
                 plugin=plan.plugin,

@@ -12,6 +12,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from dsrun.errors import one_line
 from dsrun.runs.folder import RunFolder
 from dsrun.system.terminal.display import counted
+from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import notice_of
@@ -73,8 +74,11 @@ class StartChecks(TrainerCallback):
         self.trainer, self.checks = trainer, checks
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        engine.assert_engine_matches(self.trainer.model_wrapped, self.trainer.ds_config)
-        engine.mask_stored_config(self.trainer.model_wrapped)
+        trained = self.trainer.model_wrapped
+        engine.assert_engine_matches(trained, self.trainer.ds_config)
+        if type(trained).__name__ == "DeepSpeedEngine":
+            # Keys of trackers, which are set up by now, stay out of checkpoints: their shards hold DeepSpeed's JSON.
+            trained.config = masked_values(trained.config)
         for check in self.checks:
             check(self.trainer)
 

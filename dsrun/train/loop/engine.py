@@ -8,15 +8,11 @@ from typing import Any
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system.build_locks import build_locks
 from dsrun.system.host import own_programs_first
 from dsrun.system.terminal.display import NotePrinter
-from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
-from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import refusal, refuse
-from dsrun.train.base.speed import compiles
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
@@ -50,13 +46,6 @@ def hidden_size(model_config: Any) -> int | None:
     """The model's width, under whichever name its config keeps it."""
     text = model_config.get_text_config()
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
-
-
-def prepare_engine(plan: TrainingPlan, heart: HeartbeatWriter, *, notify: NotePrinter) -> None:
-    """Compile what DeepSpeed needs, and let the supervisor know that from here on a rank may wait for others."""
-    if plan.deepspeed is not None:
-        prepare_ops(plan.deepspeed, plan.world, notify=notify, training="train" in plan.phases)
-    heart.join(plan.world.group_timeout_s, compiles=compiles(plan.recipe.hf, plan.deepspeed))
 
 
 def prepare_ops(config: dict[str, Any], world: DistributedWorld, *, notify: NotePrinter, training: bool = True) -> None:
@@ -103,12 +92,6 @@ def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
     name = type(trained).__name__
     runs = trained.zero_optimization_stage() if name == "DeepSpeedEngine" else None
     refuse("engine_of", config=config, name=name, runs=runs, stage=stage_of(config))
-
-
-def mask_stored_config(trained: Any) -> None:
-    """Keep the keys of trackers, which are set up by now, out of checkpoints: their shards hold DeepSpeed's JSON."""
-    if type(trained).__name__ == "DeepSpeedEngine":
-        trained.config = masked_values(trained.config)
 
 
 def copy_defaults(optimizer: Any) -> None:

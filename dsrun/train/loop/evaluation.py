@@ -1,10 +1,7 @@
 """Evaluation: exact over target tokens, scores of generated text, each sample once on any number of ranks."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +10,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from dsrun.plugin import Example
-from dsrun.system.files import replacing
 from dsrun.train.base.distributed import all_gather_object, rank0_first
 from dsrun.train.data.batches import BatchLoader, BatchSplit, GlobalBatchSampler, WithFiller
 from dsrun.train.data.mixture import sets_of
@@ -174,9 +170,3 @@ class Evaluator:
         self.trainer.context.heart.beat()
         if self.trainer.may_leave_evaluation and self.trainer.context.stopping.is_requested:
             raise EvaluationLeftError("left while it scored texts")
-
-
-def write_predictions(examples: list[Example], path: Path) -> None:
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as out:
-        for e in examples:
-            out.write(json.dumps(asdict(e), ensure_ascii=False) + "\n")

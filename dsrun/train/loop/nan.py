@@ -18,11 +18,8 @@ from dsrun.errors import DsrunError
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
-from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import all_gather_object, all_ready
-from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.refusals import notice_of, refusal
-from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.model.quantization import is_packed
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
@@ -202,16 +199,6 @@ def _weights_are_finite(model: Any) -> bool:
     # One number, so that the device is waited for once; NaN and infinity survive the maximum.
     return not norms or bool(
         torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).max())
-    )
-
-
-def guard_against_nan(plan: TrainingPlan, run: Path, records: RunRecords, console: Console) -> NanGuard:
-    return NanGuard(
-        plan.recipe.spec.on_nan,
-        run,
-        rank=plan.world.rank,
-        skipped_steps=steps_to_skip(run, plan.recipe, console.notice),
-        on_skip=event_reporter(records, console, "nan", " was left out"),
     )
 
 

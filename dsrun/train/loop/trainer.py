@@ -12,7 +12,7 @@ from accelerate.utils import DummyOptim
 from transformers.trainer import _is_peft_model
 
 from dsrun.plugin import Example
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import LoadedPlugin
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer

@@ -12,7 +12,7 @@ import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels, target_tokens
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import LoadedPlugin
 from dsrun.train.base.refusals import notice_of
 from dsrun.train.loss.cross_entropy import causal_lm_loss, token_cross_entropy
 from dsrun.train.loss.protocol import Loss, PreferenceInputs

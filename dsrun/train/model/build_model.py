@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from dsrun.errors import one_line
 from dsrun.hub.modelscope_cache import local_name
@@ -19,7 +20,7 @@ from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time,
 from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
 from dsrun.train.model.text_part import WholeCheckpoint, find_whole, keep_used
-from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
+from dsrun.train.model.zero3 import loading, outside_zero3
 
 
 def build(
@@ -147,7 +148,7 @@ def _load(
 ) -> tuple[Any, Any]:
     """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
     they should have given them, or hold others."""
-    sharded = is_sharding() and "quantization_config" not in options
+    sharded = is_deepspeed_zero3_enabled() and "quantization_config" not in options
     whole, load = _loading(spec, task, options)
 
     def check(model: Any, found: WeightDifferences) -> None:

@@ -13,7 +13,7 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
 )
 
-from dsrun.train.model.passes import forget_batches, keep_whole
+from dsrun.train.model.zero3 import forget_batches, keep_whole
 
 SIZES = {
     "vocab_size": 64,

@@ -19,7 +19,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.plugin import Example
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
-from dsrun.train.base.plugin import load_plugin
+from dsrun.train.base.plan import load_plugin
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loop.evaluation import Evaluator
 from dsrun.train.loss.model_loss import ModelLoss, PluginLoss

@@ -10,13 +10,12 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
+from dsrun.train import sequence
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import BatchSplit, GlobalBatchSampler
 from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.sequence import loss as sequence_loss
-from dsrun.train.sequence.loss import SequenceLoss, shard
-from dsrun.train.sequence.memory import activations_on_host, decide_degree, on_host, tile_mlp
+from dsrun.train.sequence import SequenceLoss, activations_on_host, decide_degree, on_host, shard, tile_mlp
 
 
 def degree(*, ranks=8, node=8, heads=8, keys=2, given=None, family="llama", task="causal-lm"):
@@ -80,7 +79,7 @@ def test_tiles_and_host_checkpoints_change_no_gradient(monkeypatch):
     """Tiles of three tokens, more tiles than some rows have tokens, and checkpoints of layers in host memory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr(sequence_loss, "TILE", 3)
+    monkeypatch.setattr(sequence, "TILE", 3)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=17, hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,

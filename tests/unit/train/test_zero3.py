@@ -8,7 +8,7 @@ from deepspeed.utils.z3_leaf_module import z3_leaf_module
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsrun.train.certify.small import small_config
-from dsrun.train.model.passes import keep_whole
+from dsrun.train.model.zero3 import keep_whole
 
 
 class CalledExperts(torch.nn.Module):

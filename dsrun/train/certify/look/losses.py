@@ -240,17 +240,14 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def _same_evaluation(
     subject: CertifySubject, trained: str, reloaded: str, *, same: str, other: str
 ) -> Iterator[Finding]:
-    live, again = (_evaluation(subject.runs[name].folder) for name in (trained, reloaded))
+    # Of the last evaluation.
+    tables = (read_records(RunFolder(subject.runs[name].folder).metrics) for name in (trained, reloaded))
+    live, again = (float([row["eval_loss"] for row in rows if "eval_loss" in row][-1]) for rows in tables)
     apart = difference([again], [live])
     if apart <= bounds_of(subject).loss:
         yield finding_of(same, apart=apart)
     else:
         yield finding_of(other, where=reloaded, found=again, live=live)
-
-
-def _evaluation(folder: Path) -> float:
-    """The loss of the run's last evaluation."""
-    return float([row["eval_loss"] for row in read_records(RunFolder(folder).metrics) if "eval_loss" in row][-1])
 
 
 def generated(subject: CertifySubject) -> Iterator[Finding]:

@@ -52,7 +52,10 @@ class RowLookup(Preparation):
         self.sides = self.limits.sides(split)
         rows: list[Answer] = []
         tokens = 0
-        asked = wanted or self._two(source)
+        asked = wanted
+        if not asked:
+            numbers = [number for number, _, _ in islice(_numbered(source, None), LOOKED_AT)]
+            asked = [(number, number) for number in sorted({numbers[0], numbers[len(numbers) // 2]})]
         # Of running text all that is before a row says in which block it is.
         joined = layout.kind == "text" and isinstance(given, FileSource) and len(given.paths) > 1
         for number, where, row in _numbered(source, None if joined else max(last for _, last in asked)):
@@ -79,10 +82,6 @@ class RowLookup(Preparation):
                 there = f"{counted(len(numbers), 'row')}, with the numbers {min(numbers)} to {max(numbers)}"
                 raise UsageError(f"--row {asked_for}: {source.where} has {there}", fix=f"--row {max(numbers)}")
         return {"data": source.where, "layout": layout.name, "rows": rows}
-
-    def _two(self, source: AnySource) -> list[RowRange]:
-        numbers = [number for number, _, _ in islice(_numbered(source, None), LOOKED_AT)]
-        return [(number, number) for number in sorted({numbers[0], numbers[len(numbers) // 2]})]
 
     def _shown(self, row: RawRow, kept: list[RawRow]) -> list[ShownSample]:
         """The sides of a row that is not cut. A tokenizer ends what it cuts itself; all else is cut at the limit."""

@@ -20,7 +20,7 @@ from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, format_o
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.system.files import sha256_of
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import LoadedPlugin
 from dsrun.train.base.refusals import refusal
 from dsrun.train.model.load import HTTP_ERROR
 

@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.plugin import Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile
-from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.plan import LoadedPlugin
 from dsrun.train.data.reading.sources import PluginSource, TableSource
 from dsrun.train.data.stream import RowStream
 
