@@ -18,8 +18,7 @@ class MemberPlace:
 
     `run` is what all members know of this test and others do not; `names` are the members' hosts by index, where SLURM
     has told them; `ranks` how many ranks this member starts (None: one per GPU), and `local_rank` which GPU is its
-    own, where srun has started a task per rank.
-    """
+    own, where srun has started a task per rank."""
 
     index: int = 0
     count: int = 1

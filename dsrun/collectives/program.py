@@ -2,8 +2,7 @@
 
 One JSON object a line: on stdin what to test next (the phase, and this rank's place in its group), on stdout first what
 torch is here, then how each phase went. A phase runs in a fork, which is killed when its time is over: NCCL may hang or
-take its process down with it, and the next phase begins in a fresh process all the same. torch is imported once.
-"""
+take its process down with it, and the next phase begins in a fresh process all the same. torch is imported once."""
 
 import contextlib
 import json

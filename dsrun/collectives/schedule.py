@@ -6,8 +6,7 @@ A unit is a node with all its ranks; on one machine, where there is no network b
 Bus bandwidth is that of nccl-tests, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: `algbw` is the
 size of the operation over its time, and `busbw` is `algbw` times a factor that makes it comparable with the speed of
 the hardware, whatever the number of ranks. The size of an all_gather and of a reduce_scatter is that of the large
-buffer, which holds all ranks' parts. The time is the average over the ranks, their default.
-"""
+buffer, which holds all ranks' parts. The time is the average over the ranks, their default."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

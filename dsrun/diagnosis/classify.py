@@ -88,8 +88,7 @@ class Diagnosis:
     `weight` says how sure that is: a root cause, words that several causes share, a guess, or a consequence of
     another rank's failure. `rank` is the first rank that failed, and `time` when (see `notation.time_of`), as far as
     the log tells. `said` is the line's message, `frames` an exception's calls as `FILE:LINE`.
-    `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause.
-    """
+    `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause."""
 
     cause: FailureCause
     evidence: str
@@ -108,8 +107,7 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     """The cause that `text`, a log, shows; None for a healthy one, or where no rule knows the failure.
 
     `exit_code` is the process's, where the caller has it: 0 leaves only what spoils a run without ending it (a NaN
-    loss), and a signal tells its own where the text tells nothing.
-    """
+    loss), and a signal tells its own where the text tells nothing."""
     scan = LogScan()
     scan.feed(text.encode(errors="replace"))
     scan.own = False  # the output of a program, where no line is dsrun's
@@ -247,8 +245,7 @@ def survived(hit: LogHit, scan: LogScan, exit_code: int | None) -> bool:
     """Whether the run got over it: healthy steps later, or the end of training.
 
     Weights that have become NaN stay so: one finite loss shows that they have not. An exception that the program says
-    it retries needs no more either.
-    """
+    it retries needs no more either."""
     later = scan.steps - hit.steps
     if hit.sign.lasting:
         return later > 0

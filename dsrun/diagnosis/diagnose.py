@@ -30,8 +30,7 @@ class RunVerdict:
     and `fix` explain it. `findings` begin with the cause itself, then what else was found, as a consequence or beside
     it. `logs` were read, which are `lines` in all; `trained`: they show a step or the end of training, or the
     run ended well. `excerpt` are the lines that tell most, six at most, `candidates` all that were weighed, and `read`
-    the size of each log.
-    """
+    the size of each log."""
 
     cause: FailureCause
     rank: int | None = None
@@ -72,8 +71,7 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
     """The verdict over logs by name: a file each, or the content itself, with what it was chosen from.
 
     `exit_code` is the run's, where it is known; `own`: it was started by dsrun, whose flags then help. Raises
-    UsageError for a log that cannot be read or is not text, and where all are empty.
-    """
+    UsageError for a log that cannot be read or is not text, and where all are empty."""
     scanned = {name: scan_log(log, name) for name, log in logs.items()}
     lines = sum(log.lines for log in scanned.values())
     if scanned and not any(log.scan.lines > 1 or log.scan.size for log in scanned.values()):

@@ -29,8 +29,7 @@ _DUMP_FILE = re.compile(r"rank[-_](\d+)(?:\.json)?$")
 class RecordedOperation:
     """The oldest operation that is not done: its name and number, in a process group ("0": of all ranks).
 
-    `enqueued` is the number of the last operation that the rank has begun in that group.
-    """
+    `enqueued` is the number of the last operation that the rank has begun in that group."""
 
     operation: str
     number: int
@@ -51,8 +50,7 @@ def parse_dump(content: bytes) -> RecordedOperation | None:
     Torch writes it when the rank hangs: a pickle, or JSON, of one object (torch/csrc/distributed/c10d/
     FlightRecorder*.hpp): "entries", a list of operations with "collective_seq_id", "profiling_name"
     ("nccl:all_reduce"), "state" and "process_group"; "pg_status", by process group the numbers of the operations last
-    enqueued, started and completed.
-    """
+    enqueued, started and completed."""
     try:
         found = parse_json(content) if content.lstrip()[:1] == b"{" else _PlainUnpickler(io.BytesIO(content)).load()
     except Exception:  # damaged pickles raise anything
@@ -112,8 +110,7 @@ def outliers(standings: Sequence[RankStanding]) -> tuple[int, ...]:
 
     In this order: ranks that are stopped; ranks that wait for no other rank, while others do; ranks that have begun
     fewer operations; the ranks in an operation that most are not in, or that most have called elsewhere; where no rank
-    seems to wait, those that are not where most are.
-    """
+    seems to wait, those that are not where most are."""
     stopped = [each.rank for each in standings if each.place.kind == "stopped"]
     if stopped:
         return tuple(stopped)

@@ -28,8 +28,7 @@ class CauseSign:
     match, `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
     although the run ended well; a `retried` one is over with the next healthy step; an `own` one is a line of dsrun's
     and counts only in logs that name it. Where `pattern` has groups named `more` and `than`, the first must be the
-    greater number. `means` and `fix` replace the cause's where this sign tells more.
-    """
+    greater number. `means` and `fix` replace the cause's where this sign tells more."""
 
     has: tuple[str, ...]
     pattern: str = ""
@@ -68,8 +67,7 @@ class FailureCause:
     `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help. `faulty_node`:
     it is evidence against the node, which a requeued job avoids; `suspect_node`: it is so if it comes there again.
     `general`: it is what the words of an error that no rule knows say, which the supervisor takes as unknown.
-    Where `within` is found in the log, its signs are those of `within_cause`.
-    """
+    Where `within` is found in the log, its signs are those of `within_cause`."""
 
     code: str
     then: NextStep

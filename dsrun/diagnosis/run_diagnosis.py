@@ -31,8 +31,7 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     what the last attempt's logs show.
 
     A run that goes on has the cause "running", one that ended without writing an end "run_killed". Raises UsageError
-    where there is neither a run nor a log. A metrics.jsonl that cannot be read is a finding.
-    """
+    where there is neither a run nor a log. A metrics.jsonl that cannot be read is a finding."""
     if history is None:
         history = read_history(folder, "events") if is_run(folder) else RunHistory(path=folder)
     logs, figures = _last_logs(folder), RunFolder(folder).metrics

@@ -1,7 +1,6 @@
 """What checks may look at: files of the kernel, environment, programs and the driver; and the job that is to run.
 
-Checks reach the machine through these alone, so that a recorded machine can stand in for the real one.
-"""
+Checks reach the machine through these alone, so that a recorded machine can stand in for the real one."""
 
 import os
 import socket
@@ -33,8 +32,7 @@ LOOKED_AT = (*VERSIONED, "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 class PythonPackages:
     """The packages of the Python that trains: where they are and which versions, without importing any of them.
 
-    A recorded machine has others: `places` are folders by the packages' names, `numbers` their versions.
-    """
+    A recorded machine has others: `places` are folders by the packages' names, `numbers` their versions."""
 
     def __init__(self, places: dict[str, Path] | None = None, numbers: dict[str, str] | None = None) -> None:
         self._places = places
@@ -110,8 +108,7 @@ class MachineFacts:
     that trains; `network` knows names, addresses and ports.
 
     `run_long` gives a program DEEP_PROGRAM_S; `nvml` says all that the driver knows of each GPU's state; `statvfs` says
-    how full the file system of a path is.
-    """
+    how full the file system of a path is."""
 
     root: Path = ROOT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -1,8 +1,7 @@
 """Panels -> charts of a page: an SVG that stretches with the page, and around it the ticks, which stay legible.
 
 An SVG that keeps its proportions would shrink its text on a narrow page. So curves are drawn in a space of
-WIDTH × HEIGHT that the browser stretches, with lines that keep their width, and texts are HTML, placed by shares.
-"""
+WIDTH × HEIGHT that the browser stretches, with lines that keep their width, and texts are HTML, placed by shares."""
 
 import math
 from collections.abc import Iterable, Sequence

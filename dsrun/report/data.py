@@ -50,8 +50,7 @@ class ModelSample:
 class RunReport:
     """One run. `verdict` tells why it stopped, None where it did not; `findings` are about its DeepSpeed configuration.
 
-    No value holds an access token, and texts are cut at 1,500 characters.
-    """
+    No value holds an access token, and texts are cut at 1,500 characters."""
 
     name: str
     history: RunHistory

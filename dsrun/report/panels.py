@@ -283,8 +283,7 @@ def measure_name(key: str) -> str:
 def largest_possible(key: str, values: Iterable[float], *, own: bool) -> float | None:
     """What a measure that cannot be below 0 can be at most, 1 or 100; None where it has no such end, or a value beyond.
 
-    `own`: dsrun's training has logged it, and not a program of the user's, whose values tell which of both it is.
-    """
+    `own`: dsrun's training has logged it, and not a program of the user's, whose values tell which of both it is."""
     name, known = key.removeprefix("eval_"), list(values)
     largest = max(known, default=math.inf) / (1 + 1e-6)  # some sum up to a little more than everything
     if not any(word in name.lower() for word in _SHARES) or largest > 100 or min(known) < 0:

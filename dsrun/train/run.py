@@ -1,8 +1,7 @@
 """A training run from recipe to finished model, on one worker. All ranks go through the same steps.
 
 decide → data → engine → checkpoint, model and Trainer → train → final model → leave: the modules below, in this order,
-are decide_plan.py, prepare.py, loop/engine.py, begin.py, loop/trainer.py and finish.py.
-"""
+are decide_plan.py, prepare.py, loop/engine.py, begin.py, loop/trainer.py and finish.py."""
 
 import os
 import time

@@ -45,8 +45,7 @@ class Trainer:
     as in data files, or with input_ids and labels: a sequence of dictionaries or a datasets.Dataset. `settings` are the
     flags of `dsrun train` (`learning_rate=1e-4`, `zero=2`).
 
-    An error ends the script with one line, a request to stop with a checkpoint and the exit code 75.
-    """
+    An error ends the script with one line, a request to stop with a checkpoint and the exit code 75."""
 
     def __init__(
         self,

@@ -248,8 +248,7 @@ class UlyssesAttention:
     sequences without padding on the left: DeepSpeed drops the mask, and causal attention needs none.
 
     DeepSpeed's own, without its process groups for the engine: ZeRO shards over all ranks and averages their gradients
-    either way, and checkpoints keep the layout that they have without sequence parallelism.
-    """
+    either way, and checkpoints keep the layout that they have without sequence parallelism."""
 
     def __init__(self, model: Any, group: Any, length: int) -> None:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF

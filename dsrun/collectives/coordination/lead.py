@@ -1,7 +1,6 @@
 """The leader's part: it waits for all members, has them reach for one another, and runs phase after phase.
 
-Every wait has an end: who has not answered by then is named, and the test goes on without it.
-"""
+Every wait has an end: who has not answered by then is named, and the test goes on without it."""
 
 import time
 from collections import Counter

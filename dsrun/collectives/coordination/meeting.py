@@ -1,8 +1,7 @@
 """How the doctor's processes of all nodes talk: one leads, and all, the leader's own too, are members that follow.
 
 JSON lines over the port after the rendezvous port, as between the supervisors of a run (`dsrun.launch.coordinator`),
-and with the same key. A member whose version of dsrun differs is not refused: that is one of the findings.
-"""
+and with the same key. A member whose version of dsrun differs is not refused: that is one of the findings."""
 
 import secrets
 import socket
@@ -142,8 +141,7 @@ def join(
     """Connect to the leader, which may start later. `hello` makes the first message of this machine's address and of
     how far its clock is ahead of the leader's, in seconds.
 
-    Raises LeaderUnreachable when it has refused for `timeout_s` seconds, or cannot be reached for UNREACHABLE_S.
-    """
+    Raises LeaderUnreachable when it has refused for `timeout_s` seconds, or cannot be reached for UNREACHABLE_S."""
     began = time.monotonic()
     noted = False
     while True:

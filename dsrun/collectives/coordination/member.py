@@ -131,8 +131,7 @@ def take_part(
 ) -> PeerMessage:
     """This member's part of the test to its end: the leader's last message.
 
-    Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
-    """
+    Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member."""
     topology = decide(nproc=place.ranks, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=False)
     facts = asdict(node_facts())
     more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
@@ -206,8 +205,7 @@ class _Member:
 def listening(address: str, ports: Iterable[int]) -> Iterator[list[HostPort]]:
     """Accept connections on `ports` of `address`, and on one that the kernel chooses, as gloo and NCCL listen on.
 
-    A port that is taken is left out: by another member on this machine, which answers for it.
-    """
+    A port that is taken is left out: by another member on this machine, which answers for it."""
     sockets = []
     for port in (*ports, 0):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -2,8 +2,7 @@
 write, JSON, HTML and escaped line breaks; and the lines as they were written, for what was found in such a log.
 
 No list names the prefixes. They are learned from the log: what stands before a traceback and its frames, or what nearly
-all lines begin with, where numbers, times and names with digits may differ.
-"""
+all lines begin with, where numbers, times and names with digits may differ."""
 
 import html
 import json
@@ -50,8 +49,7 @@ class LogForm:
     def clean(self, piece: bytes) -> bytes:
         """`piece` without prefixes, and with what was escaped undone.
 
-        Line k stays line k: of a line that becomes several, the others follow a carriage return.
-        """
+        Line k stays line k: of a line that becomes several, the others follow a carriage return."""
         text = self._without_json(_without_html(piece))
         for column in self._columns:
             text = _cut(text, column)

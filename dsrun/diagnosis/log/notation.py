@@ -17,8 +17,7 @@ STAMP: str = toml_beside(__file__)["parts"]["stamp"]
 def time_of(line: str, *, year: int | None = None) -> float | None:
     """Seconds since 1970 by the line's last time stamp, taken as UTC; None without one.
 
-    glog writes no year: there it is `year`, or else the one that makes it the latest time that is not in the future.
-    """
+    glog writes no year: there it is `year`, or else the one that makes it the latest time that is not in the future."""
     iso = [(match.start(), match.groups()) for match in _PATTERNS["iso"].finditer(line)]
     glog = [(match.start(), (None, *match.groups())) for match in _PATTERNS["glog"].finditer(line)]
     if not iso and not glog:
@@ -66,8 +65,7 @@ def rank_behind(lines: Iterable[str]) -> int | None:
     """The rank that did not join the operation the others waited in; None where the lines do not tell.
 
     Every rank numbers the operations of a process group alike, so the one that has issued the fewest is behind. If
-    all that report have issued as many, it is the one rank between them that reports nothing.
-    """
+    all that report have issued as many, it is the one rank between them that reports nothing."""
     lines = list(lines)
     for line in lines:
         if match := _NAMED.search(line):

@@ -48,8 +48,7 @@ def read_log(log: Path | bytes, name: str) -> Iterator[tuple[bytes, int]]:
     megabytes is cut anywhere. Escape sequences are left out, UTF-16 and lines in GBK or GB18030 become UTF-8.
 
     Raises UsageError, with `name`, where it cannot be read; NotText where it is not a text; MissingError for zstd
-    without the package zstandard.
-    """
+    without the package zstandard."""
     with ExitStack() as stack:
         try:
             stream = stack.enter_context(log.open("rb") if isinstance(log, Path) else io.BytesIO(log))

@@ -6,8 +6,7 @@ BrokenProcessPool, RayTaskError(ValueError).
 
 A line tells by its words and its place: an exception, even without the traceback in front of it or only its frames; a
 record of a logger's level, or of a compiler or a shell; words that something failed. What others suffer from a failure
-tells least.
-"""
+tells least."""
 
 import re
 from collections import Counter
@@ -74,8 +73,7 @@ class TracebackEnd(NamedTuple):
 
     `kind`: an exception; a frame, where the traceback is cut off; or no news, where the interpreter ignored the
     exception, another one followed from it, or a launcher only repeats its workers'. `frames` are the files and lines
-    of its calls, the deepest last.
-    """
+    of its calls, the deepest last."""
 
     begin: int
     end: int

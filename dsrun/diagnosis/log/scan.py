@@ -58,8 +58,7 @@ class LogHit:
 
     `text` is the line, or of a long one what surrounds the place that matched. `said` is its message, without what
     stands before each line of the log. `frames` are those of an exception's traceback, as `FILE:LINE`, the deepest
-    last. `rank` is the one that says it; `time` is the last one that the log names, in seconds since 1970.
-    """
+    last. `rank` is the one that says it; `time` is the last one that the log names, in seconds since 1970."""
 
     cause: FailureCause
     sign: CauseSign
@@ -77,8 +76,7 @@ class LogHit:
 class _Line(NamedTuple):
     """A line of a piece, from `begin` to `end`; the word it was found by stands at `position` of the piece.
 
-    `below` is what the next lines say of it.
-    """
+    `below` is what the next lines say of it."""
 
     text: str
     begin: int

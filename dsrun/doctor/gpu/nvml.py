@@ -39,8 +39,7 @@ class GpuState:
 
     `throttle_reasons` are NVML's bits; `ecc_uncorrected` counts since the driver was loaded; `nvlinks` says of each
     NVLink whether it is up, `peers` of each GPU of the machine, by index, whether this one can read it
-    (nvmlGpuP2PStatus_t); `fabric` is that of GPUs behind NVSwitches of their own kind (nvmlGpuFabricState_t).
-    """
+    (nvmlGpuP2PStatus_t); `fabric` is that of GPUs behind NVSwitches of their own kind (nvmlGpuFabricState_t)."""
 
     index: int
     name: str = "NVIDIA GPU"

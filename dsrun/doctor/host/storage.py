@@ -47,8 +47,7 @@ def write_speed(folder: Path, clock: Callable[[], float] = time.monotonic) -> fl
     """Bytes per second that one process writes to disk in `folder`. Raises OSError where it cannot.
 
     Each block is synced, as each file of a checkpoint is, and random, as some file systems compress. The file has no
-    name, so nothing is left of it however this ends (O_TMPFILE, or deleted right after its creation).
-    """
+    name, so nothing is left of it however this ends (O_TMPFILE, or deleted right after its creation)."""
     block = os.urandom(8 * MIB)
     written, size = 0, MIB  # a first small one, for disks on which even this takes seconds
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

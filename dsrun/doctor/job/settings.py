@@ -206,8 +206,7 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     """The job on the GPUs `here`; with --zero auto, stage, micro batch and recomputation are left to the planner.
 
     Raises DsrunError where the model's config is not on this machine, its shapes are not known, or the job's settings
-    do not go together.
-    """
+    do not go together."""
     spec, hf = recipe.spec, recipe.hf
     name = stored_name(spec.model or "", spec, machine.environ)
     model = count(find(name, machine.environ), meta=False, from_scratch=spec.from_scratch).architecture

@@ -109,8 +109,7 @@ def installed_ops(machine: MachineFacts) -> frozenset[str]:
 def compiled_at_start(machine: MachineFacts, target: DoctorTarget, *, cuda: bool) -> list[str]:
     """The operations that the job compiles at its start; with `cuda` those that nvcc or CUDA's headers are needed for.
 
-    Without a job, none: nothing is known to be needed.
-    """
+    Without a job, none: nothing is known to be needed."""
     missing = [name for name in ops_of(target) if name not in installed_ops(machine)]
     if not cuda:
         return missing

@@ -2,8 +2,7 @@
 libraries print goes into the rank's log.
 
 On a terminal the bar is live; elsewhere (a file, a SLURM log) a plain line appears now and then. Every line also goes
-into the run folder's console.log.
-"""
+into the run folder's console.log."""
 
 import io
 import logging
@@ -290,8 +289,7 @@ def quiet_console(name: str, what: str, *, debug: bool = False) -> Iterator[Cons
 def send_output_to(log: Path, *, echo: bool = False) -> None:
     """Point stdout and stderr, those of C++ libraries included, to `log`; logging lines there carry the time.
 
-    With `echo` (--debug) the terminal keeps everything and only the logging module's lines go to the file as well.
-    """
+    With `echo` (--debug) the terminal keeps everything and only the logging module's lines go to the file as well."""
     log.parent.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [logging.FileHandler(log)] if echo else []
     if not echo:

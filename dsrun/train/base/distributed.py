@@ -1,8 +1,7 @@
 """This worker's place among the others: device, backend, process group, and the collectives around saves and resumes.
 
 The collectives let all ranks learn of one rank's failure, and none wait for it: all ranks call them at the same point,
-on the thread that trains.
-"""
+on the thread that trains."""
 
 import datetime
 import os

@@ -1,8 +1,7 @@
 """What `dsrun train` and `dsrun export` refuse, in the words of refusals.toml, and what they note, in notices.toml.
 
 `raise refusal("model.no_layers", kind="T5Model")` fills the texts of one row; `refuse("convert", …)` looks for the
-first row of a group that holds, by its `when`.
-"""
+first row of a group that holds, by its `when`."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """What makes a run faster: what --speed chose of it, why, and the flag that refuses each choice.
 
-A training argument that the user gave is kept; --speed decides only what is left open.
-"""
+A training argument that the user gave is kept; --speed decides only what is left open."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """`python -m dsrun.train.certify REQUEST SCRATCH`: the program of `dsrun certify`. Its stdout is the result as JSON.
 
-Imports are done once; the small model, each group of runs and each check are in forks of this process.
-"""
+Imports are done once; the small model, each group of runs and each check are in forks of this process."""
 
 import json
 import os

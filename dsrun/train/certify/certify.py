@@ -1,7 +1,6 @@
 """From a request to the rows of its checks: build small, train, look.
 
-A crash or a hang in a fork of this process, which has done the imports, is told, and harms nobody.
-"""
+A crash or a hang in a fork of this process, which has done the imports, is told, and harms nobody."""
 
 import multiprocessing
 import os
@@ -33,8 +32,7 @@ LOG = "certify.log"
 def certify(request: CertifyRequest, scratch: Path, *, notify: Callable[[str], None]) -> dict[str, Any]:
     """The task, the device, and the rows in their order, as JSON values.
 
-    Raises DsrunError where there is no such model, or no small one can be built of it.
-    """
+    Raises DsrunError where there is no such model, or no small one can be built of it."""
     log = scratch / LOG
     if request.trust_remote_code:
         init_hf_modules()  # from where the model's own config class comes out of the fork

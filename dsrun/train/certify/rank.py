@@ -2,8 +2,7 @@
 
 FILE holds [[name, flags], …]. Starting a worker costs seconds, a tiny run a fraction of one. Rank 0 adds a JSON line to
 FILE.done for each run that has ended; a rank that fails adds one with the error, and ends: what it left of the process
-group is no place for another run.
-"""
+group is no place for another run."""
 
 import gc
 import json

@@ -1,7 +1,6 @@
 """What the checks of `dsrun certify` look at: the model as it is, a small one of its architecture, and trained runs.
 
-The small model's tokenizer is one of words; the rows in them mean nothing, and are the same everywhere.
-"""
+The small model's tokenizer is one of words; the rows in them mean nothing, and are the same everywhere."""
 
 import json
 import shutil

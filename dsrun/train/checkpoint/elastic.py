@@ -2,8 +2,7 @@
 
 The global batch, the order of samples and the count of optimizer steps are the same on any number of ranks
 (batches.py). The optimizer's partitions are not, and go through DeepSpeed's universal checkpoint: made once, by one
-process, into `RUN/.universal/`, and never into the checkpoint, whose manifest would no longer be true.
-"""
+process, into `RUN/.universal/`, and never into the checkpoint, whose manifest would no longer be true."""
 
 import hashlib
 import json
@@ -202,8 +201,7 @@ def finish_universal_load(engine: Any, folder: Path) -> None:
     load_universal stays on, and the next load would look for a universal checkpoint. ZeRO-3's loader gives one and the
     same hyperparameters and step to all groups (stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3). As a
     tensor, which torch's optimizers need, the step would be counted up once per group and step; an integer is right for
-    DeepSpeed's Adam alone.
-    """
+    DeepSpeed's Adam alone."""
     engine._config.load_universal_checkpoint = False
     base = engine.optimizer.optimizer
     tag = (folder / "latest_universal").read_text()

@@ -1,8 +1,7 @@
 """Between ZeRO and plain DDP, where each rank has the whole optimizer: the Trainer's optimizer.pt.
 
 It knows parameters by their number only, in the order of the Trainer's two groups; `trainer_order` finds that order
-from the model's architecture, without its weights.
-"""
+from the model's architecture, without its weights."""
 
 import re
 import shutil

@@ -62,8 +62,7 @@ class CheckpointSave:
     """A checkpoint that all ranks write to a hidden folder. Making one is a collective, as is `finish`.
 
     With `snapshots`, `store` only copies what is to be written, and a thread writes it. `short_of_memory`: there was no
-    room for all copies, on any rank once the save is finished; what was not copied was written at once.
-    """
+    room for all copies, on any rank once the save is finished; what was not copied was written at once."""
 
     def __init__(
         self, run: RunFolder, step: int, *, beat: SignOfLife, snapshots: SnapshotBuffers | None = None

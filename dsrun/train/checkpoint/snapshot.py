@@ -211,8 +211,7 @@ def write_through(engine: Any, under_way: Callable[[], Any]) -> None:
     """Have a DeepSpeed engine write through the `CheckpointSave` under way, unless its JSON chose another engine.
 
     Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
-    in the next one until the process group times out.
-    """
+    in the next one until the process group times out."""
     files = engine.checkpoint_engine
     if type(files).__name__ != "TorchCheckpointEngine" or "save" in vars(files):
         return

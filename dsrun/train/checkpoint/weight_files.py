@@ -3,8 +3,7 @@
 The library's own save_file wants all tensors of a file at once and copies each to bytes; here no more than one tensor
 is in memory. The format (github.com/huggingface/safetensors, README "Format"): the header's length as 8 little-endian
 bytes; a JSON header with dtype, shape and byte range of each tensor, filled up with spaces; the tensors' bytes without
-gaps.
-"""
+gaps."""
 
 import hashlib
 import json

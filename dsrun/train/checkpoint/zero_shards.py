@@ -7,8 +7,7 @@ order before the shuffle.) ZeRO-3 cuts every single parameter into as many equal
 padded, and lays a rank's pieces of a (sub-)group end to end.
 
 Files are mapped, not read, and mapped anew after a window of bytes: memory stays bounded by the window and the largest
-parameter, not by the model.
-"""
+parameter, not by the model."""
 
 import math
 import pickle

@@ -3,8 +3,7 @@
 The global batch of every optimizer step is fixed by the seed and the epoch alone; ranks and micro batches only cut it
 into slices. So 1 rank and 8 ranks, 1 and 16 accumulation steps train on the same samples in the same order. Where the
 last global batch of an epoch is short, it is filled with *filler*: samples whose labels are all ignored. They weigh
-nothing, so no sample is lost (as with drop_last) or counted twice (as with Accelerate's even_batches).
-"""
+nothing, so no sample is lost (as with drop_last) or counted twice (as with Accelerate's even_batches)."""
 
 import itertools
 import math
@@ -70,8 +69,7 @@ class MixtureShares:
     samples, counts[i], as many in all as all sets have.
 
     A set is gone through in whole passes, each in an order of its own, and an epoch goes on where the last one stopped.
-    So any two samples of a set have been taken equally often, or one of them once more.
-    """
+    So any two samples of a set have been taken equally often, or one of them once more."""
 
     sizes: tuple[int, ...]
     counts: tuple[int, ...]

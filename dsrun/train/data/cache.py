@@ -3,8 +3,7 @@
 An entry is a folder `prepared/<key>/` with a manifest, as checkpoints have one. It is made under another name and
 renamed when whole, so a process killed in between leaves nothing that counts. Its files are read for their checksums
 whenever it is opened, and it is made again where they differ. A file lock lets exactly one of many processes (the ranks
-of a node start at the same moment, before any collective exists) do the work while the others wait.
-"""
+of a node start at the same moment, before any collective exists) do the work while the others wait."""
 
 import hashlib
 import json
@@ -75,8 +74,7 @@ def obtain(
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
     but once: ranks that come later take what the first has made. So it is with a damaged one, and `notify` gets a line
     about that. `waiting` is called now and then while another process works, `beat` while the files are read. Raises
-    MissingError where an entry is to be made and cannot be.
-    """
+    MissingError where an entry is to be made and cannot be."""
     root = cache_root() / "prepared"
     folder = root / key
     since = _fresh_since(key) if overwrite else 0.0

@@ -22,8 +22,7 @@ class PaddingCollator:
 
     `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
     rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste). `max_target_length`
-    bounds generation in evaluation. `adjust` (batch, rows) returns the batch to use instead.
-    """
+    bounds generation in evaluation. `adjust` (batch, rows) returns the batch to use instead."""
 
     pad_id: int
     seq2seq: bool

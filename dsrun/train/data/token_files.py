@@ -32,8 +32,7 @@ class TokenBin(Dataset):
     Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
     Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
     anew in each process, so that data loader workers get a path and not its content. `start` and `stop` bound the
-    tokens used; `sha256` is that of the file, whose tokens begin at byte `offset`.
-    """
+    tokens used; `sha256` is that of the file, whose tokens begin at byte `offset`."""
 
     column_names = ("input_ids", "labels")
 

@@ -1,8 +1,7 @@
 """A checkpoint as a Hugging Face folder, whatever its ZeRO stage.
 
 The work of `dsrun export`, in a process of its own because it needs torch. Tensors are streamed: memory holds one
-tensor and a window of mapped files, however large the model is.
-"""
+tensor and a window of mapped files, however large the model is."""
 
 import logging
 import os

@@ -1,8 +1,7 @@
 """The end of a run: one Hugging Face folder with weights and tokenizer, whatever the ZeRO stage.
 
 A text model that was trained is put back into the checkpoint that it is a part of, as the class that the checkpoint is
-of: what was trained replaces the tensors of the same names; all others are copied byte for byte, one at a time.
-"""
+of: what was trained replaces the tensors of the same names; all others are copied byte for byte, one at a time."""
 
 import json
 import shutil

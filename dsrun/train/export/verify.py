@@ -1,8 +1,7 @@
 """Proof of an export: from_pretrained loads it, and it computes what the checkpoint's weights compute.
 
 Both models run layer by layer with their weights left on disk (accelerate's hooks load a module's weights before its
-forward and drop them after), so that a proof needs no more memory than the largest layer.
-"""
+forward and drop them after), so that a proof needs no more memory than the largest layer."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

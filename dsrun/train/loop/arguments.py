@@ -130,8 +130,7 @@ def _check_metric(
 def check_arguments(arguments: Any, model: Any, deepspeed: dict[str, Any] | None, *, notify: NotePrinter) -> None:
     """Try the optimizer, the schedule and the noise that were asked for; `deepspeed` may bring the first two itself.
 
-    Raises UsageError, or MissingError where a package is not installed; `notify` gets what has no effect.
-    """
+    Raises UsageError, or MissingError where a package is not installed; `notify` gets what has no effect."""
     blocks = deepspeed or {}
     if deepspeed is not None:
         refuse("full_eval", arguments=arguments)

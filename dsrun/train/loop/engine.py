@@ -26,8 +26,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     """DeepSpeed's JSON for this run, or None for plain DDP (--zero 0).
 
     `given` are the user's Trainer flags: `deepspeed` replaces the generated JSON, and an `optim` that is not AdamW
-    keeps DeepSpeed's CPU Adam out of an offloaded run.
-    """
+    keeps DeepSpeed's CPU Adam out of an offloaded run."""
     own = given.get("deepspeed")
     if own is not None:
         return own if isinstance(own, dict) else as_object(read_text(Path(own), str(own)), str(own))
@@ -52,8 +51,7 @@ def prepare_ops(config: dict[str, Any], world: DistributedWorld, *, notify: Note
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our
-    file lock goes around it, in a folder that only dsrun builds into.
-    """
+    file lock goes around it, in a folder that only dsrun builds into."""
     # `dsrun train` hands its workers this PATH; those that torchrun or srun start have the shell's.
     os.environ.update(own_programs_first(os.environ))
     import deepspeed.ops

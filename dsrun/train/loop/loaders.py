@@ -130,8 +130,7 @@ class TrainingLoader(BatchLoader):
 def training_loader(args: Any, rows: Any, batching: BatchingPlan, collate: PaddingCollator) -> TrainingLoader:
     """Micro batches of this rank's share of `rows`, a table or a stream; `args` are the Trainer's.
 
-    A stream goes on through epochs without an end; the Trainer's max_steps ends it.
-    """
+    A stream goes on through epochs without an end; the Trainer's max_steps ends it."""
     split, grouping = batching.split, batching.grouping
     workers = args.dataloader_num_workers
     seed = args.seed if args.data_seed is None else args.data_seed

@@ -3,8 +3,7 @@
 The global gradient norm shows it: it is one number on all ranks, known before weights change. A loss that is not finite
 while its gradients are (a target whose logit is -inf) is made to count by a factor that turns them into NaN, so that no
 further exchange between ranks is needed. DeepSpeed does not apply a step with such a norm (ZeRO-1 and 2 in bf16 since
-0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
-"""
+0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here."""
 
 import math
 from collections.abc import Callable, Collection

@@ -33,8 +33,7 @@ class EvaluationLeftError(DsrunError):
 class StopVote:
     """Whether any rank was asked to stop; all ranks vote, again and again.
 
-    On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
-    """
+    On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far."""
 
     stopping: PreemptionHandler
     world_size: int

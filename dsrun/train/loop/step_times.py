@@ -3,8 +3,7 @@
 No collective operation is added. On the CPU ranks block in Python while they wait, in `Work.wait`; DDP waits in C++
 before the forward pass and at the end of the backward pass. On a GPU nothing blocks in Python, so computing is what
 lies on the device between the sum that all ranks form at the beginning of a step and the first parameter's gradient,
-which comes last. (Under ZeRO-3 this includes the gathering of parameters.)
-"""
+which comes last. (Under ZeRO-3 this includes the gathering of parameters.)"""
 
 import itertools
 import math
@@ -61,8 +60,7 @@ class DeviceClock:
 class StepTimes(TrainerCallback):
     """The times of the last steps of this rank. `recent` goes into its heartbeats.
 
-    A step lasts from the end of the one before; evaluations and saves in between do not count.
-    """
+    A step lasts from the end of the one before; evaluations and saves in between do not count."""
 
     def __init__(self, device: str, world_size: int, *, ddp: bool) -> None:
         self._device = DeviceClock() if device == "cuda" else None
@@ -102,8 +100,7 @@ class StepTimes(TrainerCallback):
         """Median seconds of the last steps by the names of `RankHeartbeat` (dsrun.runs); {} before there are any.
 
         With a whole window also `own_low_s`, which three quarters of the steps exceeded in data and computing, and the
-        `stalls` so far with their `stalled_s`.
-        """
+        `stalls` so far with their `stalled_s`."""
         if not all(self._windows.values()):
             return {}
         found = {f"{name}_s": statistics.median(values) for name, values in self._windows.items()}

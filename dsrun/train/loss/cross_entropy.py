@@ -2,8 +2,7 @@
 
 `F.cross_entropy(logits.float())` keeps fp32 log-probabilities for the backward pass, and there makes two more tensors
 of that size. Here the logits are kept as they are, and their gradient is written in their own dtype, to which autograd
-would round it anyway. DeepSpeed 0.19.8 (runtime/chunked_cross_entropy.py) does the same without label smoothing.
-"""
+would round it anyway. DeepSpeed 0.19.8 (runtime/chunked_cross_entropy.py) does the same without label smoothing."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,6 @@
 """Distillation: the model comes to give each target token's place the probabilities that a teacher gives it.
 
-The teacher is loaded as its files have it, and compared with the model that learns from it.
-"""
+The teacher is loaded as its files have it, and compared with the model that learns from it."""
 
 import math
 from collections.abc import Callable

@@ -46,8 +46,7 @@ def add_lora(
     """The model with adapters, and with the rows of `new_tokens` trained in its embeddings.
 
     Raises UsageError for modules that the model does not have, and for what peft cannot do with a `sharded` (ZeRO-3)
-    model.
-    """
+    model."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     tokens = _embeddings(model) if new_tokens else []
@@ -171,8 +170,7 @@ def freeze(model: Any, patterns: list[str]) -> int:
     """Take the parameters that match one of these patterns out of training; returns how many numbers they hold.
 
     `model.embed_tokens` and `model.layers.[0-3].*` are such patterns. Raises UsageError for one that matches nothing,
-    and where nothing is left to train.
-    """
+    and where nothing is left to train."""
     named = dict(model.named_parameters())
     frozen = 0
     for pattern in patterns:

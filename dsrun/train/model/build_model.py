@@ -39,8 +39,7 @@ def build(
     otherwise: in bf16 small updates are rounded away. With `quantization`, transformers' settings of it, each rank
     loads the whole model.
 
-    All ranks call this together, unless one does so `alone`. Raises UsageError where files do not give all weights.
-    """
+    All ranks call this together, unless one does so `alone`. Raises UsageError where files do not give all weights."""
     # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
     reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
     if spec.trust_remote_code and reference:
@@ -91,8 +90,7 @@ def _freeze(model: Any, task: ModelTask, options: dict[str, Any]) -> None:
     """Freeze what the model's class makes frozen: tables of sines, the biases by which experts are chosen.
 
     Loading them, transformers has all weights trained, but for those that ZeRO-3 shards: weight decay would shrink
-    them, and a checkpoint would fit no other stage.
-    """
+    them, and a checkpoint would fit no other stage."""
     try:
         with torch.device("meta"), outside_zero3(), undrawn():
             fresh = AUTO_CLASS[task].from_config(deepcopy(model.config), **options)

@@ -34,8 +34,7 @@ def with_values(config: Any, spec: TrainSpec) -> Any:
     have is set in both.
 
     Raises UsageError for a key that the config does not have, a value of another type, what the config's class refuses,
-    and what it would undo.
-    """
+    and what it would undo."""
     asked = [SetValue(flag, tuple(key.split(".")), value) for flag, key, value in config_values(spec)]
     asked = [*_scaled(config, spec), *asked]
     if not asked:

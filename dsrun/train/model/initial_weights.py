@@ -1,7 +1,6 @@
 """Random weights that depend on the seed alone: not on the ZeRO stage or the number of ranks.
 
-A GPU draws other numbers than a CPU, in a hundredth of the time.
-"""
+A GPU draws other numbers than a CPU, in a hundredth of the time."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator
@@ -45,8 +44,7 @@ def initialise(model: Any, seed: int, device: str = "cpu") -> None:
     """Draw the weights of `model` by its own rules on this kind of device, each module by a seed of its own.
 
     transformers draws them from one stream of numbers, which ZeRO-3 begins elsewhere, as it skips what torch draws
-    while the model is built. A sharded model is gathered part by part, and drawn by rank 0.
-    """
+    while the model is built. A sharded model is gathered part by part, and drawn by rank 0."""
     model.tie_weights()
     _draw(model, seed, device, lambda _: True)
     model.tie_weights()

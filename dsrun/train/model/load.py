@@ -78,8 +78,7 @@ def one_at_a_time(trusted: bool) -> Iterator[None]:
     """No other process on this machine copies a model's own code in here; without `trusted` there is none to copy.
 
     transformers copies that code over what is there, and imports it right after: one rank of a machine would import
-    what another has just emptied to write it again. Where nothing can be written no lock is needed.
-    """
+    what another has just emptied to write it again. Where nothing can be written no lock is needed."""
     with ExitStack() as stack:
         if trusted:
             folder = Path(dynamic_module_utils.HF_MODULES_CACHE)

@@ -1,8 +1,7 @@
 """Whether a model's files give all of its weights, and nothing else.
 
 transformers draws a weight that the files lack at random and leaves out what has no place, and both stand in its log
-alone. A checkpoint whose weights were renamed since would so be trained from noise.
-"""
+alone. A checkpoint whose weights were renamed since would so be trained from noise."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -63,8 +63,7 @@ class LearningRates:
         """The trained parameters of `model` by learning rate and weight decay: those of `rate` first, which is the one
         in the log, then from the highest to the lowest. The order follows from the settings and the names alone.
 
-        Raises UsageError for a pattern that matches no trained parameter, and for a model without layers.
-        """
+        Raises UsageError for a pattern that matches no trained parameter, and for a model without layers."""
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         for pattern, _ in self.named:
             matching(trained, "--lr-for", pattern, "trained parameter", "modules that are trained:")

@@ -6,8 +6,7 @@ bitsandbytes quantises the weights while transformers loads them, on GPUs and, s
 trained and saved; the final merge adds them to the weights of --model as they were before.
 
 --fp8 has torchao round both factors of each product of a linear layer to 8 bits, scaled by their largest value
-(Micikevicius et al. 2022). The weights, their names and the optimizer are those of a run in bf16.
-"""
+(Micikevicius et al. 2022). The weights, their names and the optimizer are those of a run in bf16."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Tables of transformers that every rank would make anew; imported by the zygote, whose forks then share them.
 
-How the weights of hundreds of architectures are named in their files: a thousand regular expressions, a second.
-"""
+How the weights of hundreds of architectures are named in their files: a thousand regular expressions, a second."""
 
 from contextlib import suppress
 

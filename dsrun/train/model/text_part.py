@@ -1,8 +1,7 @@
 """The text model inside a checkpoint that also reads images or sound: its config, and how its tensors are named there.
 
 Such a checkpoint is trained as its text model alone. What else its files hold is neither loaded nor changed, and put
-back at the end (dsrun/train/export/final.py).
-"""
+back at the end (dsrun/train/export/final.py)."""
 
 import re
 from collections.abc import Collection, Mapping

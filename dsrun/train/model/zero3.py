@@ -2,8 +2,7 @@
 passes that depend on their batch alone, and leave all ranks gradients of the same parameters.
 
 Before there is an engine that gathers parameters, forwards of such a model do so here (`gathered`): a collective. So
-that no rank waits for one that has given up, the ranks agree before each that all go on.
-"""
+that no rank waits for one that has given up, the ranks agree before each that all go on."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,8 +64,7 @@ def loading() -> Iterator[None]:
 
     After loading transformers applies the rules by which weights are drawn to every module, for the sake of computed
     buffers, and keeps the weights that are loaded. Of those ZeRO-3 has left the shape `(0,)`. Two weights to be tied it
-    leaves apart where they differ, and two that are left empty it takes for equal.
-    """
+    leaves apart where they differ, and two that are left empty it takes for equal."""
     original = PreTrainedModel._initialize_weights
     # A version that has no such function compares nothing, and reads none.
     are_equal = getattr(modeling_utils, "_tied_params_are_equal", torch.equal)
@@ -192,8 +190,7 @@ def keep_whole(model: Any, *, sharded: bool) -> None:
 
     Else ZeRO-3 fetches each when that is called, and ranks wait for ever or fail (deepspeed/utils/z3_leaf_module.py);
     ZeRO-1 and ZeRO-2 add up what gradients each rank has, as they come: those of different experts, or they abort
-    (deepspeed/runtime/zero/stage_1_and_2.py).
-    """
+    (deepspeed/runtime/zero/stage_1_and_2.py)."""
     from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 
     for name, module in list(model.named_modules()):
@@ -225,8 +222,7 @@ def forget_batches(model: Any) -> None:
     """Take back what batches leave in a model: with it training would depend on evaluations, and on a resume.
 
     NLLB-MoE's experts take as many tokens as the last evaluation had. BigBird turns to full attention at the first
-    batch of short texts, for good, and draws weights for it that nothing uses.
-    """
+    batch of short texts, for good, and draws weights for it that nothing uses."""
     for module in model.modules():
         if capacity := getattr(module, "expert_capacity", None):
             module.register_forward_pre_hook(lambda each, _, kept=capacity: setattr(each, "expert_capacity", kept))

@@ -2,8 +2,7 @@
 
 `python -m dsrun.train.model.zero_auto FOLDER` prints such a count as one JSON object: `tensors`, a list of [name,
 shape, kind] in the order of the model, tied tensors once, with the kinds of `dsrun.zero.memory.model.architecture`;
-`config`, the settings of the model, defaults included; and `transformers`, the version that built it.
-"""
+`config`, the settings of the model, defaults included; and `transformers`, the version that built it."""
 
 import json
 import os

@@ -139,8 +139,7 @@ def pack_pairs(sources: np.ndarray, targets: np.ndarray, rows: int) -> list[np.n
     row. A row is empty only where there are fewer samples than rows.
 
     The longest sample goes first, each into the row that it makes the least long on its longer side (list scheduling,
-    Graham 1969, on two sides); then the longest rows exchange samples with the shortest.
-    """
+    Graham 1969, on two sides); then the longest rows exchange samples with the shortest."""
     count = len(sources)
     if count <= rows:
         return [np.array([i]) for i in range(count)] + [np.empty(0, dtype=np.int64)] * (rows - count)

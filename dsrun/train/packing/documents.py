@@ -31,8 +31,7 @@ class DocumentAttention:
     """Transformers' `sdpa` attention, which looks within documents where a batch comes with their borders.
 
     `windowed` are the layers that named a sliding window, None where nobody asks: no mask brings it to the others.
-    What follows from the last borders stays for the other layers and for recomputation, which get the same tensor.
-    """
+    What follows from the last borders stays for the other layers and for recomputation, which get the same tensor."""
 
     windowed: set[int] | None = None
     _ends: torch.Tensor | None = None

@@ -2,8 +2,7 @@
 
 A row holds several pairs of source and target, its documents. The encoder sees a token's own document only, so does the
 decoder, and its cross-attention sees the source of the same document. Relative position biases (T5) need no more than
-that; learned and sinusoidal positions start again with each document.
-"""
+that; learned and sinusoidal positions start again with each document."""
 
 import functools
 import inspect
@@ -37,8 +36,7 @@ def pair_inputs(
     source] and target_segments [rows, target], which number the documents of a row from 1 and are 0 in padding.
 
     `decoder_input_ids` gives what the decoder reads to write labels [documents, target], padded with -100: shifted in a
-    packed row, a document would begin with the end of the one before.
-    """
+    packed row, a document would begin with the end of the one before."""
     sources = [[ids_tensor(sample["input_ids"]) for sample in row] for row in rows]
     targets = [[ids_tensor(sample["labels"]) for sample in row] for row in rows]
     documents = [labels for row in targets for labels in row]
@@ -78,8 +76,7 @@ def install(model: Any) -> None:
 
     The forward of the instance is replaced, not hooked: a forward pre-hook would run the encoder before DeepSpeed has
     begun the forward that it traces under ZeRO-3, and peft calls `forward` without hooks. Raises ValueError for models
-    that a probe with short documents would clear wrongly.
-    """
+    that a probe with short documents would clear wrongly."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     _refuse_dependent_on_rows(base)
     for stack in (base.get_encoder(), base.get_decoder()):

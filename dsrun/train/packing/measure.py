@@ -3,8 +3,7 @@
 Two things are measured. What a document's logits owe to its neighbours: the same row with other neighbours of the same
 lengths goes through the same kernels in the same shapes, so that without a leak the difference is zero, whatever the
 precision. And how far they are from those of the document alone, which shows positions that do not begin again; other
-shapes are rounded otherwise, so there the precision sets the bound.
-"""
+shapes are rounded otherwise, so there the precision sets the bound."""
 
 import math
 from collections.abc import Mapping, Sequence

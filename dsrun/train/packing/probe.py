@@ -2,8 +2,7 @@
 
 Position ids that start again at 0 separate documents in most models of transformers: their masks are made from them
 (`find_packed_sequence_indices` in masking_utils.py). Models that make masks of their own, or have convolutions or
-recurrent layers, carry one document into the next; some of them take a block mask.
-"""
+recurrent layers, carry one document into the next; some of them take a block mask."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -3,8 +3,7 @@
 An epoch has as many optimizer steps as without packing, so a step has the global batch's samples on average. Samples
 are shuffled, and grouped within windows: a window is computed when its first step is due, and none before the one
 that a resumed run begins with. Ranks and micro batches only cut a step into slices; where they need another number of
-rows, its samples are packed anew.
-"""
+rows, its samples are packed anew."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,8 +35,7 @@ class BatchGrouping:
     same in each step; `packed`, rows of several samples.
 
     `per_step` is the number of rows in a packed step, and the least number of samples in a budget one. It follows from
-    the data and the global batch alone, so that a step is the same on any number of ranks and in any micro batches.
-    """
+    the data and the global batch alone, so that a step is the same on any number of ranks and in any micro batches."""
 
     kind: BatchKind
     global_batch: int

@@ -64,8 +64,7 @@ def loaded(subject: CertifySubject) -> Iterator[Finding]:
     """The small model as training loads it, saved, and loaded again.
 
     None of its weights is one number throughout (small.py), and all are the same however often they are loaded, unless
-    the files did not give them.
-    """
+    the files did not give them."""
     try:
         model, again = (_loaded(subject, seed) for seed in (1, 2))
     except UsageError as error:

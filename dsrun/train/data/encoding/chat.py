@@ -51,8 +51,7 @@ def encode_chat(
     each answer is learned after the history that the model sees when it writes that answer.
 
     `options` are what the template gets beside messages and tools. Raises UsageError for messages that it refuses,
-    CallNotWritten where it leaves out a call of a tool.
-    """
+    CallNotWritten where it leaves out a call of a tool."""
     # What transformers itself gives the template, or does with its text.
     own = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {"documents"}
     if taken := sorted(own & (options or {}).keys()):

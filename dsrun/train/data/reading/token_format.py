@@ -37,8 +37,7 @@ def format_of(path: Path, vocab_size: int, requested: str | None) -> TokenFormat
     `NAME.dtype` beside it says, or as its first numbers show; if they show nothing, in the narrowest dtype that holds
     the vocabulary.
 
-    nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened.
-    """
+    nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened."""
     if data_format(path) == "npy":
         return _array(path)
     with path.open("rb") as file:
