@@ -31,6 +31,7 @@ from dsrun.zero.generate.presets import USUAL_MEMORY_GIB
 from dsrun.zero.lint.config_check import check
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.own_config import with_deepspeed
+from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.plan_request import (
     PLACES,
     USUAL_LENGTH,
@@ -41,7 +42,6 @@ from dsrun.zero.memory.plan_request import (
     default_precision,
     is_place,
 )
-from dsrun.zero.memory.peak import ZeroStrategy
 from dsrun.zero.memory.rank.activations import LIGER
 from dsrun.zero.memory.rank.optimizers import DEFAULT
 from dsrun.zero.memory.rank.states import FP32, StateOffload
@@ -220,7 +220,14 @@ def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here
     if micro is None and spec.zero != "auto":
         micro = batch_of(recipe, here.world).micro_batch
     names: dict[str, Any] = {each.__name__: each for each in (attention_of, default_precision, frozenset, str)}
-    names |= {"LIGER": LIGER, "DEFAULT": DEFAULT, "DEFAULT_TARGET": DEFAULT_TARGET, "FP32": FP32, "asked": asked, "usual": usual}
+    names |= {
+        "LIGER": LIGER,
+        "DEFAULT": DEFAULT,
+        "DEFAULT_TARGET": DEFAULT_TARGET,
+        "FP32": FP32,
+        "asked": asked,
+        "usual": usual,
+    }
     names |= {"spec": spec, "hf": hf, "model": model, "cluster": here, "micro_batch": micro, "beside": beside}
     rows = toml_beside(__file__, "memory_plan.toml")["request"]
     request = PlanRequest(**{name: evaluated(value, names) for name, value in rows.items()})
