@@ -14,8 +14,7 @@ from dsrun.audit.evidence import at
 from dsrun.audit.logs import LOG_PATTERNS
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.checks import Check, CheckResult
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.models.families import family_of
 from dsrun.system import tested

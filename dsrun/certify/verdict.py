@@ -14,8 +14,7 @@ from dsrun.certify.request import CertifyRequest
 from dsrun.datafiles import toml_beside
 from dsrun.findings.check_table import as_json
 from dsrun.findings.checks import Check, CheckResult
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Finding, text_of
 from dsrun.messages import Message
 from dsrun.runs.records import utc_now, write_json_atomic
 from dsrun.system.files import parse_json

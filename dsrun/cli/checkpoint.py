@@ -10,7 +10,7 @@ from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, ent
 from dsrun.cli.output import evaluated, print_fields, print_findings, print_json, print_line, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.findings.translation import translated
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import FileDamage, complete_checkpoints

@@ -10,8 +10,8 @@ from dsrun.diagnosis.diagnose import NONE, RunVerdict, likely, of_logs
 from dsrun.diagnosis.log.reading import by_job, job_of, logs_below, members
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings.finding import text_of
 from dsrun.findings.show import shown
-from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.monitoring.run_status import status_of

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from dsrun.collectives.observations import CollectiveObservations, GroupResult, differences
 from dsrun.collectives.schedule import cover
-from dsrun.findings.finding import Finding, has_errors, worst_first
-from dsrun.findings.texts import finding_of, text_of, text_table
+from dsrun.findings.finding import Finding, finding_of, has_errors, text_of, text_table, worst_first
 from dsrun.messages import Message, joined
 
 Key = TypeVar("Key")

@@ -11,8 +11,7 @@ from dsrun.collectives.judge import CollectiveVerdict, judge
 from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.place import MemberPlace
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.transport import allow_open_files, listen
 from dsrun.system.net import claim_port, free_port

@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 
 from dsrun.diagnosis.classify import UNKNOWN, Diagnosis, HitStanding, JudgedHit, ScannedLog, judged
 from dsrun.diagnosis.rules import SignWeight
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message
 from dsrun.runs.folder import RANK_LOG
 from dsrun.system.terminal.display import counted

@@ -12,8 +12,7 @@ from dsrun.diagnosis.log.notation import rank_behind
 from dsrun.diagnosis.log.reading import NotText
 from dsrun.diagnosis.log.records import is_table
 from dsrun.diagnosis.rules import FailureCause, causes
-from dsrun.findings.finding import Finding, has_errors
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Finding, has_errors, text_of
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"

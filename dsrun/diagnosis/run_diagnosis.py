@@ -12,8 +12,7 @@ from dsrun.diagnosis.log.records import is_exception
 from dsrun.diagnosis.rules import CRASHES, LOST_PEER, FailureCause, causes
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.events import kind_of
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsrun.findings.checks import CheckResult
-from dsrun.findings.finding import Finding, worst_first
+from dsrun.findings.finding import Finding, text_of, worst_first
 from dsrun.findings.show import CheckStatus, status_of, status_width, status_word, table_lines
-from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.system.terminal.display import cells, counted, padded

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import one_line
-from dsrun.findings.finding import Finding, worst_first
+from dsrun.findings.finding import Finding, finding_of, worst_first
 from dsrun.findings.show import CheckStatus, status_of
-from dsrun.findings.texts import finding_of
 
 
 @dataclass(frozen=True)

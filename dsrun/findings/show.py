@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings.finding import LEVELS, Finding, Level
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import LEVELS, Finding, Level, text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import joined
 from dsrun.system.terminal.display import cells, counted, padded, printable

@@ -7,7 +7,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.hub import modelscope_cache
 from dsrun.hub.unreachable import CAUSE, ENDPOINT, other_sources
 from dsrun.models.folder import cached_snapshot, hub_cache

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from dsrun.errors import MissingError
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message
 from dsrun.system.terminal.secrets import without_tokens
 

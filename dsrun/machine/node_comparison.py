@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.system.hostlist import compressed
 

@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of, worst_first
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.messages import Message, joined
 from dsrun.monitoring.run_status import RunStatus

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dsrun import __version__
 from dsrun.diagnosis.candidates import COUNTS, Candidate, reason
 from dsrun.diagnosis.diagnose import RunVerdict
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.report.page import page_template
 from dsrun.report.timeline import time_ticks
 from dsrun.runs.records import utc_now

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.events import kind_of
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message, joined
 from dsrun.refusals import Refusals
 from dsrun.runs.folder import RunFolder

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dsrun.datafiles import evaluate, toml_beside
-from dsrun.findings.finding import Finding, Level, has_errors, worst_first
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, has_errors, text_of, worst_first
 from dsrun.messages import suggestion
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition, QosLimits, UserAccounts
 from dsrun.slurm.render import notation

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.hardware.gres import GpuGres, parse_gres
 from dsrun.messages import Message, joined, suggestion
 from dsrun.slurm.cluster.cluster_facts import ClusterFacts, Partition, SlurmNode

@@ -11,8 +11,8 @@ import torch
 from dsrun.certify.verdict import recorded
 from dsrun.demo.models import TASKS
 from dsrun.errors import DsrunError
+from dsrun.findings.finding import finding_of, text_of
 from dsrun.findings.show import shown
-from dsrun.findings.texts import finding_of, text_of
 from dsrun.models.folder import find
 from dsrun.recipe.parsed_value import config_flags
 from dsrun.recipe.resolve import given_values

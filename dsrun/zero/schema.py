@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from dsrun.datafiles import json_beside, toml_beside
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message, joined
 
 SchemaEntry = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.cli import checkpoint as checkpoint_command
 from dsrun.cli.options import declared_in
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import verify, write_manifest

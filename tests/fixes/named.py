@@ -12,7 +12,7 @@ import dsrun
 from dsrun.cli.main import cli
 from dsrun.datafiles import read_toml
 from dsrun.diagnosis.rules import causes
-from dsrun.findings.texts import tables
+from dsrun.findings.finding import tables
 from dsrun.recipe.compat.removed import vocabulary
 
 PACKAGE = Path(dsrun.__file__).parent

@@ -16,7 +16,7 @@ import pytest
 
 from dsrun.cli.monitor.sources import RunSource
 from dsrun.diagnosis.run_diagnosis import of_run
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.monitoring.overview import runs_of
 from dsrun.monitoring.prometheus.samples import samples
 from dsrun.monitoring.run_status import status_of

@@ -71,7 +71,7 @@ def _fields(
 
 
 def _of_findings(tables: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of findings, each with the code that has it, as `dsrun.findings.texts` names it."""
+    """All texts of findings, each with the code that has it, as `dsrun.findings.finding` names it."""
     for name, value in tables.items():
         origin = f"{above}.{name}".lstrip(".")
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ from dsrun.cli.output import evaluated, print_fields, print_json, print_table
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.findings.translation import translated
 from dsrun.slurm.jobs.find_job import check_id, controller_view
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs

@@ -9,8 +9,7 @@ from typing import Any
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 
 # Sizes at which bandwidth counts and not latency: from 8 to 256 MiB, each twice the one before.
 ALL_REDUCE = ("-b", "8M", "-e", "256M", "-f", "2")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, text_of
 from dsrun.messages import Message
 from dsrun.system.terminal.display import printable
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.machine.nvml import NvmlError, NvmlSession, nvml_session
 from dsrun.messages import Message
 

@@ -10,9 +10,7 @@ from typing import NamedTuple
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, of_gpus
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.conditions import first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, first_where, text_of
 from dsrun.machine.gpus import LocalGpu, select_visible
 from dsrun.messages import joined
 from dsrun.system.terminal.display import counted

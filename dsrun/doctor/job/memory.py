@@ -9,9 +9,7 @@ from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.settings import MemoryNeeds, needs, request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings.conditions import first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, first_where, text_of
 from dsrun.machine.gpus import LocalGpu
 from dsrun.messages import joined
 from dsrun.recipe.batch import batch_of

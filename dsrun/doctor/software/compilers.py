@@ -12,9 +12,7 @@ from dsrun.doctor.job.settings import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings.conditions import findings_where
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, findings_where, text_of
 from dsrun.messages import Message
 from dsrun.system.build_locks import abandoned, build_locks, build_root
 from dsrun.system.files import nearest_existing

@@ -12,8 +12,7 @@ from packaging.version import InvalidVersion, Version
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.job.settings import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, text_of
 from dsrun.messages import Message
 from dsrun.system import tested
 from dsrun.system.host import NEEDED

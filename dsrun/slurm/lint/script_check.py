@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate
-from dsrun.findings.finding import Finding, has_errors
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Finding, has_errors, text_of
 from dsrun.messages import PLACEHOLDER, Message
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem, in_documents, read_script

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import suggestion
 from dsrun.slurm.lint.launch import LATE_DOLLAR, ScriptCommand, flag_value, rules
 from dsrun.slurm.lint.read_script import JobScript, gpus_in

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dsrun import __version__
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import MissingError, ToolError
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import finding_of
 from dsrun.slurm.render.site import ClusterSite, used_functions
 
 if TYPE_CHECKING:

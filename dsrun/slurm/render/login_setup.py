@@ -12,9 +12,7 @@ from pathlib import Path
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, ToolError, nearest
-from dsrun.findings.conditions import first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, first_where, text_of
 from dsrun.launch.program import JobProgram
 from dsrun.messages import joined, suggestion
 from dsrun.slurm.render.environment import uses_own_python

@@ -18,8 +18,7 @@ from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.errors import DsrunError, ToolError, one_line
 from dsrun.findings.checks import Check, CheckResult
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.system.process.process_end import die_with_parent, end
 from dsrun.train.certify import rank  # noqa: F401  what the forks need is imported here
 from dsrun.train.certify.look import CHECKS

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.findings.finding import Finding, errors_in
+from dsrun.findings.finding import Finding, errors_in, finding_of
 from dsrun.findings.show import refusal
-from dsrun.findings.texts import finding_of
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.machine.gpus import visible_gpus
 from dsrun.machine.torch_facts import TorchFacts, torch_facts

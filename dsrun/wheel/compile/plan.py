@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import Finding, finding_of
 from dsrun.refusals import Refusals
 from dsrun.system import host
 from dsrun.system.process.scratch import scratch_folder

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml, toml_beside
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
 from dsrun.system.process.scratch import scratch_folder

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings.finding import Finding, errors_in
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, errors_in, finding_of, text_of
 from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.hardware.gres import GpuGres
 from dsrun.hardware.site import site_files

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.refusals import Refusals
 from dsrun.wheel.platform.cxx import needs, way_to_install

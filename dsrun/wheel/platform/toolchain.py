@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.machine.torch_facts import TorchFacts
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.cxx import CxxCompiler

@@ -20,8 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import Finding, finding_of
 from dsrun.system.files import open_regular
 from dsrun.system.terminal.display import size_text
 

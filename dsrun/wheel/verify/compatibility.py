@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.tags import parse_tag
 
-from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of, worst_first
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, version_key

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
-from dsrun.findings.finding import Finding, errors_in, has_errors
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Finding, errors_in, has_errors, text_of
 from dsrun.findings.translation import translated
 from dsrun.machine.node_comparison import compared
 from dsrun.messages import Message

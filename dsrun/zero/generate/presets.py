@@ -9,7 +9,7 @@ measured on engines of DeepSpeed 0.19.8, at stages 2 and 3, on two ranks with ra
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message
 
 if TYPE_CHECKING:

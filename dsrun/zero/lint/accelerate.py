@@ -11,8 +11,7 @@ import yaml
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import suggestion
 from dsrun.system.yaml_nodes import refuse_endless
 from dsrun.zero.view import AUTO, ZERO

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView

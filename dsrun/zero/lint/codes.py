@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings.finding import Finding, Level
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, Level, finding_of, text_of
 from dsrun.zero import schema
 from dsrun.zero.lint.source import JsonSource, TextPosition, dotted
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsrun.findings.finding import Finding, errors_in
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, errors_in, finding_of, text_of
 from dsrun.messages import Message
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum

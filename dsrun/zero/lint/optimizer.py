@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from dsrun.findings.finding import Level
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Level, text_of
 from dsrun.messages import Message, suggestion
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.schema import legacy, optimizer_params, own_schedulers, schedulers, shown, torch_optimizers

@@ -13,7 +13,7 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import finding_of, text_of
 from dsrun.zero.schema import Path
 
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]

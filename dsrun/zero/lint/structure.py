@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.errors import nearest
-from dsrun.findings.finding import Level
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Level, text_of
 from dsrun.messages import Message, joined
 from dsrun.zero import schema
 from dsrun.zero.lint.codes import ConfigFindings

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import nearest
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.messages import Message
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import dotted, finite

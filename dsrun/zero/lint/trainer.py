@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.zero.lint.batch import NAMES
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import dotted

@@ -31,8 +31,8 @@ from dsrun.collectives.schedule import (
     units_of,
 )
 from dsrun.errors import UsageError
-from dsrun.findings.texts import text_of
-from dsrun.findings.texts import text_table as table_of
+from dsrun.findings.finding import text_of
+from dsrun.findings.finding import text_table as table_of
 from dsrun.launch.context import SrunLauncher
 
 

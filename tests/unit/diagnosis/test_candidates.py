@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.diagnosis.candidates import MOST, Candidate, reason
 from dsrun.diagnosis.diagnose import RunVerdict, of_logs
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
 STEP = "{'loss': 1.5, 'epoch': 0.1}\n"

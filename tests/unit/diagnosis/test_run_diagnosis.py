@@ -12,7 +12,7 @@ import pytest
 from dsrun.diagnosis.rules import causes
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.findings.conditions import findings_where, first_where
+from dsrun.findings.finding import findings_where, first_where
 
 ROWS = """
 [terms]

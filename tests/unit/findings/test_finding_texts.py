@@ -11,7 +11,7 @@ from typing import Any
 
 import dsrun
 from dsrun.datafiles import read_toml
-from dsrun.findings.texts import tables
+from dsrun.findings.finding import tables
 from dsrun.messages import PLACEHOLDER
 
 PACKAGE = Path(dsrun.__file__).parent
@@ -44,7 +44,7 @@ def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
 
 
 def condition_rows() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of every conditions.toml (dsrun/findings/conditions.py)."""
+    """The rows of every conditions.toml (dsrun/findings/finding.py)."""
     for file in sorted(PACKAGE.rglob("conditions.toml")):
         for rows in read_toml(file).values():
             yield from ((file.relative_to(PACKAGE).as_posix(), row) for row in rows if isinstance(rows, list))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import finding_of, text_of
 from dsrun.runs import manifest
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.findings.texts import tables
+from dsrun.findings.finding import tables
 from dsrun.slurm.job_check import check
 from dsrun.slurm.render.notation import seconds
 from dsrun.slurm.render.options import SlurmSpec

@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.verdict import record
-from dsrun.findings.texts import text_table
+from dsrun.findings.finding import text_table
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train import begin

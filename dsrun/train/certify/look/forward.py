@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import one_line
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.models.families import family_of
 from dsrun.train.certify.subject import CertifySubject
 from dsrun.train.data.collate import PaddingCollator

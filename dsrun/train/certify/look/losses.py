@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import Linear
 
-from dsrun.findings.finding import Finding, has_errors
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import Finding, finding_of, has_errors
 from dsrun.models.headers import read_header, stored_weights
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records

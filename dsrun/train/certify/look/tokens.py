@@ -11,8 +11,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from dsrun.datafiles import json_beside
 from dsrun.errors import UsageError, one_line
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.train.certify.subject import CertifySubject
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.tokenizer import load_tokenizer

@@ -12,8 +12,7 @@ from transformers import AutoConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from dsrun.errors import MissingError, UsageError, one_line
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import Finding, finding_of
 from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel, find
 from dsrun.models.headers import read_header

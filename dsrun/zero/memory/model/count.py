@@ -119,7 +119,7 @@ def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> Co
     except ToolError as error:
         if not known:
             raise
-        from dsrun.findings.texts import finding_of
+        from dsrun.findings.finding import finding_of
 
         finding = finding_of("meta-count", prefix=PREFIX, why=str(error), where=str(found.folder))
         shapes = describe(found.config, from_scratch=from_scratch)
@@ -172,7 +172,7 @@ def as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scrat
 
 
 def _notes(found: FoundModel, architecture: ModelShapes, *, belongs: bool, trained: bool) -> Iterator[Finding]:
-    from dsrun.findings.texts import finding_of
+    from dsrun.findings.finding import finding_of
 
     where = str(found.folder)
     if found.quantised:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.certify.request import CertifyRequest
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import finding_of, text_of
 from dsrun.train.certify import certify
 from dsrun.train.certify.look import CHECKS
 from dsrun.train.certify.subject import SmallRun

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.findings.texts import tables
+from dsrun.findings.finding import tables
 from dsrun.zero.lint.codes import CODES, ConfigFindings
 from dsrun.zero.lint.config_check import check
 from dsrun.zero.lint.source import JsonSource
