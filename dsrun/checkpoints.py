@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.datafiles import patterns_beside
 from dsrun.errors import FindingsError, UsageError
 from dsrun.models.headers import read_header
 from dsrun.runs.commit import HIDDEN
@@ -13,7 +14,6 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
 from dsrun.system.files import read_object
-from dsrun.system.patterns import patterns_beside
 from dsrun.system.terminal.display import utc_text
 
 CheckpointState = Literal["complete", "damaged", "saving", "foreign"]

@@ -7,6 +7,7 @@ The options of every command come through here. It does without pathlib, whose i
 
 import marshal
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import cache
@@ -131,3 +132,21 @@ class SubjectNames(dict[str, Any]):
             return getattr(self._subject, name)
         except AttributeError:
             raise KeyError(name) from None
+
+
+_PART = re.compile(r"<<(\w+)>>")
+
+
+def patterns_beside(
+    module: str, name: str | None = None, *, table: str = "patterns", flags: int = 0
+) -> dict[str, re.Pattern[str]]:
+    """The regular expressions of a table of a TOML file beside a module.
+
+    <<name>> in one stands for the text of that name in the table `parts`, which may have more."""
+    found = toml_beside(module, name)
+    return {key: re.compile(with_parts(text, found.get("parts", {})), flags) for key, text in found[table].items()}
+
+
+def with_parts(text: str, parts: "Mapping[str, str]") -> str:
+    """`text` with what its <<name>>s stand for."""
+    return _PART.sub(lambda found: with_parts(parts[found[1]], parts), text)

@@ -1,6 +1,11 @@
-"""What a finished run of anybody has left: versions, arguments, configs, logged steps, logs. Nothing of it is run."""
+"""What a finished run of anybody has left: versions, arguments, configs, logged steps, logs. Nothing of it is run.
 
+The arguments of a Trainer come from training_args.bin, a pickle: nothing that it names is imported.
+"""
+
+import pickle
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -8,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsrun.audit.arguments import read_arguments
 from dsrun.audit.logs import read_logs
 from dsrun.checkpoints import weights
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.diagnosis.log.reading import LOG, logs_below, read_log
 from dsrun.errors import UsageError
 from dsrun.models.headers import read_header
@@ -19,7 +23,6 @@ from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import iter_records, revive, whole
 from dsrun.system.files import open_regular, parse_json, read_object
-from dsrun.system.patterns import patterns_beside
 
 _PLACES = toml_beside(__file__)
 _VERSIONS = patterns_beside(__file__, flags=re.MULTILINE)
@@ -165,3 +168,44 @@ def _zero_adapters(folder: Path) -> tuple[int, int] | None:
 def _is_zero(stream: BinaryIO, size: int) -> bool:
     pieces = (stream.read(min(size - at, _PIECE)) for at in range(0, size, _PIECE))
     return all(piece and not piece.strip(b"\0") for piece in pieces)
+
+
+_LONGEST = 4 << 20
+"""Bytes; those of a run have some thousands."""
+
+
+class _Inert(dict[str, Any]):
+    """Stands for an object of any class, by its attributes; `given` is what it was made of."""
+
+    given: tuple[Any, ...] = ()
+
+    def __init__(self, *given: Any, **_: Any) -> None:
+        self.given = given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.update(state)
+
+
+class _InertUnpickler(pickle._Unpickler):
+    """Takes a class that does nothing for whatever the pickle looks up. In Python: that in C makes as much room as a
+    hostile pickle asks for."""
+
+    def find_class(self, _: str, name: str) -> type:
+        return type(name, (_Inert,), {})
+
+    def persistent_load(self, _: Any) -> None:
+        return None  # a tensor
+
+
+def read_arguments(folder: Path) -> dict[str, Any]:
+    """Its values by name, with the name of its class as "class"; the value of an enumeration stands for its member.
+    {} where there is none that can be read."""
+    try:
+        with open_regular(folder / "training_args.bin") as stream, zipfile.ZipFile(stream) as archive:
+            member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
+            with archive.open(member) as pickled:
+                found = _InertUnpickler(pickled).load() if member.file_size < _LONGEST else {}
+        members = {name: each.given[0] for name, each in found.items() if isinstance(each, _Inert) and each.given}
+        return {**found, **members, "class": type(found).__name__} if isinstance(found, _Inert) else {}
+    except Exception:  # a damaged or hostile pickle fails in any way, and there are other sources
+        return {}

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import ahocorasick_rs
 
+from dsrun.datafiles import patterns_beside
 from dsrun.diagnosis.diagnose import of_logs
 from dsrun.diagnosis.log.reading import read_log
 from dsrun.errors import DsrunError, UsageError
 from dsrun.monitoring.trainer_logs.status import LogReader
-from dsrun.system.patterns import patterns_beside
 
 LOG_PATTERNS = patterns_beside(__file__, "log.toml", flags=re.MULTILINE)
 """What is looked for in logs, by name: the value of the last one with a group, and whether one without is there."""

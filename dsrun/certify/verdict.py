@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from dsrun.certify.checks import CHECK_FACTS
 from dsrun.certify.request import CertifyRequest
 from dsrun.datafiles import toml_beside
-from dsrun.findings.check_table import as_json
-from dsrun.findings.checks import Check, CheckResult
+from dsrun.findings.checks import Check, CheckResult, as_json
 from dsrun.findings.finding import Finding, text_of
 from dsrun.messages import Message
 from dsrun.runs.records import utc_now, write_json_atomic

@@ -75,7 +75,7 @@ class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 
     def make_formatter(self) -> click.HelpFormatter:
-        from dsrun.system.terminal.layout import columns_of  # for --help alone
+        from dsrun.system.terminal.display import columns_of  # for --help alone
 
         return self.formatter_class(width=max(min(columns_of(sys.__stdout__), 80) - 2, 50))
 

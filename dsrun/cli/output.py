@@ -88,8 +88,8 @@ def evaluated(table: Mapping[str, str], **names: Any) -> dict[str, str]:
 def print_table(rows: Iterable[Sequence[str]], *, head: bool = True) -> None:
     """Print rows of cells with aligned columns; on a terminal, what does not fit folds below the rest of its row, with
     `head` by the names of the first row."""
-    from dsrun.system.terminal.display import printable  # not for JSON and files
-    from dsrun.system.terminal.layout import aligned_rows, terminal_width
+    # Not for JSON and files.
+    from dsrun.system.terminal.display import aligned_rows, printable, terminal_width
 
     shown = [[printable(cell) for cell in row] for row in rows]
     for line in aligned_rows(shown, terminal_width(sys.stdout), head=head):
@@ -123,16 +123,16 @@ def _as_json(value: Any) -> Any:
 def print_line(text: str = "", *, hang: int | None = None) -> None:
     """Print a line on stdout in which foreign text may stand; on a terminal it ends between words, and goes on `hang`
     columns in."""
-    from dsrun.system.terminal.display import printable  # not for JSON and files
-    from dsrun.system.terminal.layout import fitted, terminal_width
+    # Not for JSON and files.
+    from dsrun.system.terminal.display import fitted, printable, terminal_width
 
     click.echo(fitted(printable(text), terminal_width(sys.stdout), hang=hang))
 
 
 def print_commands(meanings: Mapping[str, str]) -> None:
     """Print commands on stdout with comments beside them, so that each can be copied whole."""
-    from dsrun.system.terminal.display import cells, padded, printable  # few commands print another
-    from dsrun.system.terminal.layout import command_text, terminal_width
+    # Few commands print another.
+    from dsrun.system.terminal.display import cells, command_text, padded, printable, terminal_width
 
     size = max(map(cells, map(printable, meanings)), default=0)
     for command, meaning in meanings.items():
@@ -142,7 +142,7 @@ def print_commands(meanings: Mapping[str, str]) -> None:
 def print_findings(findings: "Iterable[Finding]", *, total: str = "", places: bool = True) -> None:
     """Print findings on stdout, and with `total`, what they are about, how many there are of each level."""
     from dsrun.findings.show import finding_lines, total_line  # most commands have none
-    from dsrun.system.terminal.layout import terminal_width
+    from dsrun.system.terminal.display import terminal_width
 
     found = list(findings)
     for line in finding_lines(found, places=places, width=terminal_width(sys.stdout)):

@@ -20,7 +20,7 @@ _POLL_S = 0.1
 
 
 def show(run: Path | None, job_id: str | None, full: bool, form: str) -> int:
-    run = run or imported("dsrun.slurm.jobs.find_job:run_of_job")(job_id)
+    run = run or imported("dsrun.slurm.jobs.queue:run_of_job")(job_id)
     nodes = read_node_status(run)
     if not nodes:
         raise refusal("stacks.no_status" if run.is_dir() else "stacks.no_run", run=run)

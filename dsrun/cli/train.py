@@ -16,7 +16,7 @@ import click
 from dsrun.cli.options import Command, imported
 from dsrun.errors import EXIT_USAGE, UsageError
 from dsrun.system.shell import command_line
-from dsrun.system.terminal.layout import columns_of, fitted, wrapped
+from dsrun.system.terminal.display import columns_of, fitted, wrapped
 from dsrun.system.terminal.stderr import print_detail, print_error, print_note
 
 if TYPE_CHECKING:

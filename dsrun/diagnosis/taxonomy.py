@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.diagnosis.rules import FailureCause, cause_named
 from dsrun.messages import Message
-from dsrun.system.patterns import patterns_beside
 
 SCRIPT = "script"
 STDLIB = "python"

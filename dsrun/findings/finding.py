@@ -17,8 +17,8 @@ file they are in: a code has one home. A level that is not given is error.
 
 Where its condition is data too, it is a row of conditions.toml beside the modules of a package: the `key` of its
 finding and, where it is not always one, `when` it is: a Python expression of the names that the caller gives, and of
-the file's `terms`, which are expressions themselves. So are `level`, `fix`, and the `values` of those words of its texts
-that are not such names.
+the file's `terms`, which are expressions themselves. So are `level`, `fix`, and the `values` of those words of its
+texts that are not such names.
 """
 
 from collections.abc import Iterable, Iterator

@@ -63,7 +63,7 @@ def in_english(finding: Finding) -> ShownFinding:
 def finding_lines(findings: Iterable[Finding], *, places: bool = True, width: int | None = None) -> Iterator[str]:
     """`LEVEL PLACE: MESSAGE [CODE]` for each finding, its fix below; without `places`, where messages have them. With
     `width`, in lines of so many columns."""
-    from dsrun.system.terminal.layout import fitted  # not for advice, which is one line each
+    from dsrun.system.terminal.display import fitted  # not for advice, which is one line each
 
     for each in findings:
         part = shown(each)
@@ -105,7 +105,7 @@ def status_width() -> int:
 
 def table_lines(finding: Finding, columns: int | None) -> Iterator[str]:
     """`PLACE: MESSAGE`, and below a problem `-> FIX`, in a column of a table that is so wide; None: of any width."""
-    from dsrun.system.terminal.layout import fitted
+    from dsrun.system.terminal.display import fitted
 
     part = shown(finding)
     yield from fitted(f"{part.place}: {part.message}" if part.place else part.message, columns, hang=0).split("\n")

@@ -6,10 +6,9 @@ from functools import cache
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, Self
 
-from dsrun.datafiles import data_folder, read_toml
+from dsrun.datafiles import data_folder, patterns_beside, read_toml
 from dsrun.errors import UsageError, nearest_names
 from dsrun.hardware.site import FILE, instance, site_words
-from dsrun.system.patterns import patterns_beside
 
 _PATTERNS, _OTHERS = patterns_beside(__file__), patterns_beside(__file__, table="others")
 

@@ -19,11 +19,11 @@ from filelock import FileLock, Timeout
 from dsrun.errors import DsrunError, MissingError, UsageError, did_you_mean, one_line
 from dsrun.hub import modelscope_cache
 from dsrun.hub.modelscope_cache import SETTINGS, WHOLE, ModelscopeAsset, complete
-from dsrun.hub.unreachable import chain
+from dsrun.hub.reach import chain
 from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
-from dsrun.recipe.preflight.packages import MODELSCOPE
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.trackers import MODELSCOPE
 from dsrun.refusals import Refusals
 from dsrun.runs.heartbeat import SignOfLife
 from dsrun.system.terminal.display import NotePrinter

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.errors import MissingError, UsageError, one_line
-from dsrun.hub.unreachable import CAUSE
+from dsrun.hub.reach import CAUSE
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder

@@ -8,8 +8,7 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
-from dsrun.datafiles import toml_beside
-from dsrun.system.patterns import patterns_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 
 _PATTERNS = patterns_beside(__file__)
 # Of a DNS label (RFC 1035), and of the value of a label in Kubernetes.

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.errors import UsageError
 from dsrun.kubernetes import notation, workload
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import OptionValue, broken_rules, filled, section_value
-from dsrun.system.patterns import patterns_beside
 from dsrun.system.terminal import secrets
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

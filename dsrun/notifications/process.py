@@ -15,9 +15,8 @@ from dsrun.errors import DsrunError
 from dsrun.notifications.follow import SenderTask
 from dsrun.notifications.notification import RunFacts, sample
 from dsrun.notifications.notify_target import COMMAND, MAIL, parse_targets, services
-from dsrun.notifications.payloads import request
 from dsrun.notifications.rules import SupervisorEnd
-from dsrun.notifications.send import TIMEOUT_S, mail
+from dsrun.notifications.send import TIMEOUT_S, mail, request
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import records_in, utc_now
 from dsrun.system.host import hostname

@@ -23,13 +23,12 @@ from dsrun.hub.reach import check_hub
 from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.preflight.bad_rows import REASONS
 from dsrun.recipe.preflight.files import check_inputs
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.trackers import check_packages
 from dsrun.runs.attempts import is_another
 from dsrun.system.files import replacing
 from dsrun.system.process.process_end import end
-from dsrun.system.terminal.display import printable
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.system.terminal.display import printable, terminal_width
 from dsrun.system.terminal.stderr import say, writing
 from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask, quiet_console
 from dsrun.train.base.rank_context import explain_failure

@@ -28,7 +28,7 @@ from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.imports import without_collections
 from dsrun.system.net import reachable
 from dsrun.system.process.process_end import die_with_parent
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.system.terminal.display import terminal_width
 from dsrun.system.terminal.stderr import is_json
 from dsrun.train.base import rank_context
 from dsrun.train.base.console import ERROR_STYLE, Console, open_console, send_output_to

@@ -9,8 +9,8 @@ from dsrun.audit.evidence import evidence_of, runs_in
 from dsrun.audit.judge import answers, audited, folded
 from dsrun.cli.output import print_json, print_line
 from dsrun.errors import EXIT_FINDINGS
-from dsrun.findings.check_table import as_json, result_lines
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.findings.checks import as_json, result_lines
+from dsrun.system.terminal.display import terminal_width
 
 
 def audit(*, paths: tuple[str, ...], every: bool, form: str) -> int:

@@ -17,7 +17,7 @@ from dsrun.cli.output import print_json, print_line, refuse_file, write_file
 from dsrun.demo.build_demo import materialise
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, MissingError, ToolError, UsageError, did_you_mean
-from dsrun.findings.check_table import result_lines, summary
+from dsrun.findings.checks import result_lines, summary
 from dsrun.findings.translation import translated
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.folder import find
@@ -25,7 +25,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import own_programs_first, require_training_packages
 from dsrun.system.process.proc import run_foreground
 from dsrun.system.process.scratch import scratch_folder
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.system.terminal.display import terminal_width
 from dsrun.system.terminal.stderr import print_note
 from dsrun.system.variables import cache_root
 

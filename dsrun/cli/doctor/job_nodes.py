@@ -17,15 +17,13 @@ from dsrun.cli.output import print_json
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.registry import OF_IDLE_MACHINES
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED, ToolError
-from dsrun.findings.check_table import as_json, result_lines
-from dsrun.findings.checks import Check, CheckResult
+from dsrun.findings.checks import Check, CheckResult, as_json, result_lines
 from dsrun.findings.finding import Finding
 from dsrun.refusals import Refusals
-from dsrun.slurm.jobs.find_job import running_job
+from dsrun.slurm.jobs.queue import running_job
 from dsrun.system.hostlist import compressed, expand_hosts
 from dsrun.system.process.proc import capture
-from dsrun.system.terminal.display import counted
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.system.terminal.display import counted, terminal_width
 from dsrun.system.terminal.stderr import print_note
 
 FLAG = "--node-checks"

@@ -15,8 +15,7 @@ import click
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError, UsageError, did_you_mean
-from dsrun.system.terminal.display import cells, padded, printable
-from dsrun.system.terminal.layout import fitted, terminal_width
+from dsrun.system.terminal.display import cells, fitted, padded, printable, terminal_width
 from dsrun.system.terminal.stderr import print_detail, print_error
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dsrun.cli.init.found import SHOWN, cached_models, model_folders
 from dsrun.cli.init.interview import QUESTIONS, InitInterview, question
 from dsrun.demo.models import DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
-from dsrun.hub.unreachable import other_sources
+from dsrun.hub.reach import other_sources
 from dsrun.models.families import SEQ2SEQ, model_type_of
 from dsrun.models.folder import find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path, refuse_no_name

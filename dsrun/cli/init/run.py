@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.init.columns import ask_chat_template, with_columns
-from dsrun.cli.init.data import ask_data, ask_task
+from dsrun.cli.init.data import ask_chat_template, ask_data, ask_task, with_columns
 from dsrun.cli.init.interview import InitInterview, question
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place

@@ -18,8 +18,8 @@ from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
 from dsrun.recipe.preflight.files import check_inputs
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.render.options import options
 from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.display import printable

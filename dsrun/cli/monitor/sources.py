@@ -17,8 +17,7 @@ from dsrun.runs.find import is_run, newest_of, runs_below
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunReader
 from dsrun.runs.records import utc_now
-from dsrun.slurm.jobs.find_job import controller_view, one_job
-from dsrun.slurm.jobs.queue import SlurmJob
+from dsrun.slurm.jobs.queue import SlurmJob, controller_view, one_job
 from dsrun.slurm.jobs.submit import interval
 from dsrun.system import host
 from dsrun.system.slurm import NoAnswerError

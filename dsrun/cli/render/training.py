@@ -12,9 +12,9 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.preflight.files import check_inputs
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.trackers import check_packages
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:

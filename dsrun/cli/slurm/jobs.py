@@ -12,8 +12,7 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 from dsrun.findings.finding import text_of
 from dsrun.findings.translation import translated
-from dsrun.slurm.jobs.find_job import check_id, controller_view
-from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
+from dsrun.slurm.jobs.queue import SlurmJob, check_id, controller_view, my_jobs
 from dsrun.slurm.jobs.submit import follow
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_detail, print_note

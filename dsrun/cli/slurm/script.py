@@ -14,9 +14,9 @@ from dsrun.cli.render.rendered_job import JobRendering, find_job, given_options,
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.render.environment import uses_own_python, workers
-from dsrun.slurm.render.find_site import find_site, missing_here, notices
 from dsrun.slurm.render.job_script import completed, render_script, template_text
 from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.site import find_site, missing_here, notices
 from dsrun.slurm.render.spec import make_spec, run_file_value
 from dsrun.system.terminal.stderr import print_error, print_note
 

@@ -10,8 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsrun.datafiles import toml_beside
-from dsrun.system.patterns import with_parts
+from dsrun.datafiles import toml_beside, with_parts
 
 _DATA = toml_beside(__file__)
 _PATTERNS = {name: re.compile(with_parts(text, _DATA["parts"]).encode()) for name, text in _DATA["patterns"].items()}

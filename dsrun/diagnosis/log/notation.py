@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import date
 
-from dsrun.datafiles import toml_beside
-from dsrun.system.patterns import patterns_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 
 _PATTERNS = patterns_beside(__file__)
 STAMP: str = toml_beside(__file__)["parts"]["stamp"]

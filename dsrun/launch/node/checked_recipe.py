@@ -10,9 +10,9 @@ from dsrun.engine_options import EngineOptions, engine_options
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.flags import ENGINE_OPTIMIZERS, ZERO_STAGE
 from dsrun.recipe.preflight.files import check_inputs
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.trackers import check_packages
 from dsrun.system import variables
 from dsrun.system.terminal.stderr import print_note
 

@@ -36,8 +36,7 @@ from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 from dsrun.system.shell import command_lines
-from dsrun.system.terminal.display import counted, printable
-from dsrun.system.terminal.layout import terminal_width
+from dsrun.system.terminal.display import counted, printable, terminal_width
 from dsrun.system.terminal.secrets import without_tokens
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import ignore_closed_stream, print_detail, print_error, print_note

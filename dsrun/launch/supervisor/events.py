@@ -25,8 +25,7 @@ from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
 from dsrun.system.files import replacing
-from dsrun.system.terminal.library_noise import NoiseFilter
-from dsrun.system.terminal.log_format import LineFormatter, write_stderr
+from dsrun.system.terminal.log_format import LineFormatter, NoiseFilter, write_stderr
 
 
 class RunEventWriter:

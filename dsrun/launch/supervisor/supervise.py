@@ -45,8 +45,7 @@ from dsrun.system.host import hostname
 from dsrun.system.net import free_port
 from dsrun.system.process.scratch import scratch_folder
 from dsrun.system.terminal.display import NotePrinter, size_text
-from dsrun.system.terminal.library_noise import NoiseFilter
-from dsrun.system.terminal.log_format import LineFormatter
+from dsrun.system.terminal.log_format import LineFormatter, NoiseFilter
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import is_json
 

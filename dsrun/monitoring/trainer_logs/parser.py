@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.runs.records import LedgerRecord, finite
 from dsrun.system.files import parse_json
-from dsrun.system.patterns import patterns_beside
 
 FIGURES = patterns_beside(__file__, "formats.toml", table="figures")
 _PATTERNS = patterns_beside(__file__, "formats.toml")

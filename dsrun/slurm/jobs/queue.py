@@ -1,4 +1,5 @@
-"""The user's jobs as the queue and the accounting know them, joined with their run folders.
+"""The user's jobs as the queue and the accounting know them, joined with their run folders; and the one job that
+`jobs ID`, or --job of another command, names.
 
 A run folder is read from the job's script: what dsrun's own script exports, or what --output says.
 """
@@ -16,10 +17,12 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.launch.program import slug
+from dsrun.refusals import Refusals
+from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import plain
 from dsrun.runs.tail import RunProgress, last_cause, progress
-from dsrun.slurm.jobs.status import FINAL, explain_reason, task_order
+from dsrun.slurm.jobs.status import FINAL, JobStatus, explain_reason, read_jobs, task_order
 from dsrun.system import slurm, variables
 from dsrun.system.shell import commands, expand, live
 
@@ -232,3 +235,49 @@ def _folder(job: SlurmJob, script_of: Callable[[str], str | None]) -> str | None
     kept = {name: os.environ[name] for name in ("HOME", "USER", "SCRATCH", "WORK") if name in os.environ}
     variables = kept | job_environment(label=job.id, number=job.number, name=job.name)
     return job_output_folder(script, work_dir=job.work_dir, variables=variables)
+
+
+_ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_refuse = Refusals(__file__).check
+
+
+def check_id(text: str) -> None:
+    """Raise UsageError for what is not the number of a job or of a task of an array."""
+    _refuse("id", text=text, is_id=_ID.fullmatch)
+
+
+def one_job(job_id: str) -> SlurmJob:
+    """The job, or the task of an array. Raises UsageError for an array of several, and as `my_jobs` does."""
+    check_id(job_id)
+    jobs = my_jobs(job_id=job_id).jobs
+    _refuse("array", id=job_id, jobs=jobs, tasks=", ".join(job.id for job in jobs[:5]))
+    return jobs[0]
+
+
+def controller_view(job_id: str) -> JobStatus | None:
+    """What the controller says of the job; None where it has forgotten it."""
+    text = slurm.job(job_id)
+    return next(iter(read_jobs(text)), None) if text else None
+
+
+def running_job(job_id: str, *, own: bool = False) -> SlurmJob:
+    """The job, which runs now. Raises MissingError for one that does not, and with `own` UsageError for one of another
+    user, in which only root may start anything."""
+    job = one_job(job_id)
+    _refuse("running", job=job)
+    _refuse("own", job=job, owner=_other_owner(job) if own else "")
+    return job
+
+
+def run_of_job(job_id: str) -> Path:
+    """The run folder of a job that runs now. Raises as `running_job`, and UsageError without such a folder."""
+    job = running_job(job_id)
+    owner = "" if job.run else _other_owner(job)
+    _refuse("run", job=job, owner=owner, is_there=is_run(Path(job.run or "")))
+    return Path(job.run or "")
+
+
+def _other_owner(job: SlurmJob) -> str:
+    """Whose job it is, where this process may not act as that user; "" where it may."""
+    view, user = controller_view(job.id), slurm.user()
+    return "" if view is None or user in (view.user, "root") else view.user

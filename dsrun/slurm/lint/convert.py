@@ -13,17 +13,20 @@ from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of
 from dsrun.slurm.lint.convert_launch import (
     LOCAL_RANK,
+    PATTERNS,
     RANKS,
     LaunchReader,
     NotConverted,
     ScriptProgram,
     command_line,
+    literal,
     quoted,
+    references,
+    same_on_nodes,
 )
 from dsrun.slurm.lint.convert_setup import ScriptSetup, read_setup
 from dsrun.slurm.lint.launch import ScriptCommand, rules
 from dsrun.slurm.lint.read_script import JobScript, SbatchDirective
-from dsrun.slurm.lint.words import PATTERNS, literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options
 from dsrun.slurm.render.spec import RESERVED_OPTIONS

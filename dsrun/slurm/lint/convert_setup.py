@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsrun.slurm.lint.convert_launch import NotConverted
+from dsrun.slurm.lint.convert_launch import PATTERNS, NotConverted, literal, redirects, references
 from dsrun.slurm.lint.launch import rules
-from dsrun.slurm.lint.words import PATTERNS, literal, redirects, references
 from dsrun.system.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
 from dsrun.system.terminal.secrets import is_secret_name
 

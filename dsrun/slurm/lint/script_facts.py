@@ -7,13 +7,12 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from dsrun.datafiles import SubjectNames, evaluate
+from dsrun.datafiles import SubjectNames, evaluate, patterns_beside
 from dsrun.findings.finding import text_of
 from dsrun.messages import suggestion
 from dsrun.slurm.lint.launch import LATE_DOLLAR, ScriptCommand, flag_value, rules
 from dsrun.slurm.lint.read_script import JobScript, gpus_in
 from dsrun.slurm.render.notation import time_limit
-from dsrun.system.patterns import patterns_beside
 from dsrun.system.shell import LITERAL_DOLLAR
 from dsrun.system.terminal.display import counted
 from dsrun.system.terminal.secrets import is_secret_name

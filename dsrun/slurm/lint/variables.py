@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dsrun.system.patterns import patterns_beside
+from dsrun.datafiles import patterns_beside
 from dsrun.system.shell import EARLIER_DOLLAR, LITERAL_DOLLAR
 
 PATTERNS = patterns_beside(__file__, "rules.toml", table="shell_patterns")

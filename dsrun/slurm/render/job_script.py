@@ -1,14 +1,18 @@
-"""SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one."""
+"""SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one.
 
+A script of --inline has, of slurm/*.bash, the functions that it calls, itself or through others.
+"""
+
+import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
-from dsrun.datafiles import data_folder, evaluate, kept, toml_beside
+from dsrun.datafiles import data_folder, evaluate, kept, patterns_beside, toml_beside
 from dsrun.errors import UsageError
 from dsrun.launch.program import JobProgram, slug
 from dsrun.refusals import Refusals
@@ -113,7 +117,7 @@ def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, templ
         raise UsageError(f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names") from None
     if not spec.inline:
         return script
-    from dsrun.slurm.render.inline import with_functions  # few scripts
+    from dsrun.slurm.render.job_script import with_functions  # few scripts
 
     texts = (functions_file(each).read_text(encoding="utf-8") for each in used_functions(spec))
     return with_functions(script, INLINED, "\n".join(texts))
@@ -214,3 +218,41 @@ def _last_directives(spec: SlurmSpec) -> Iterator[str]:
     for entry in spec.sbatch:
         key, value = sbatch_entry(entry, "--sbatch")
         yield f"--{key}" if value is None else f"--{key}={value}"
+
+
+# As slurm/*.bash write one, with the comment above it.
+_FUNCTION = re.compile(r"(?:^#.*\n)*^(?P<name>\w+)\(\) \{(?:.*\}|\n(?:.*\n)*?\})\n+", re.MULTILINE)
+_GUARDED = re.compile(r'^ *\[ -(?P<test>[nz]) "(?P<names>(?:\$\w+|\$\{\w+:-\})+)" \] \|\| .*\n', re.MULTILINE)
+_SET_BY = patterns_beside(__file__, table="set_by", flags=re.MULTILINE)
+_COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
+
+
+def with_functions(script: str, mark: str, text: str) -> str:
+    """The script with, in the place of `mark`, the functions of `text` that it calls."""
+    text = _GUARDED.sub(lambda line: "" if _does_nothing(line, script) else line[0], text)
+    # Of two functions of one name the last one counts: the first only loads it.
+    known = {found["name"]: found[0] for found in _FUNCTION.finditer(text)}
+    called = _called(script + _FUNCTION.sub("", text), known)
+    kept = _FUNCTION.sub(lambda found: found[0] if found[0] in {known[name] for name in called} else "", text)
+    return script.replace(mark, kept.rstrip())
+
+
+def _does_nothing(line: re.Match[str], script: str) -> bool:
+    """Whether its variables keep the line from doing anything in this script."""
+    names = re.findall(r"\w+", line["names"].replace(":-", ""))
+    if not _SET_BY.keys() >= {*names}:
+        return False
+    are_set = [bool(_SET_BY[name].search(script)) for name in names]
+    return any(are_set) if line["test"] == "n" else not any(are_set)
+
+
+def _called(script: str, known: Mapping[str, str]) -> set[str]:
+    """The functions of `known` that a script calls, itself or through others."""
+    found: set[str] = set()
+    texts = [script]
+    while texts:
+        text = _COMMENT.sub("", texts.pop())
+        new = {name for name in known.keys() - found if re.search(rf"(?<![\w/.-]){name}(?![\w=-])", text)}
+        found |= new
+        texts += [known[name].partition("() {")[2] for name in new]
+    return found

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.errors import UsageError
 from dsrun.options import MAX_NUMBER, OptionValue, broken_rules, filled, flag_of, section_value
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.system.patterns import patterns_beside
 from dsrun.system.terminal.secrets import holds_secret, is_secret_variable
 from dsrun.system.variables import BEGAN, FAILURES, LOCAL, OUTPUT, QUEUED, SAVE_ON, STOP_FILE
 

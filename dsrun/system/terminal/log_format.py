@@ -3,16 +3,21 @@
 Field names and values as in https://www.elastic.co/docs/reference/ecs, order as in the specification of ECS loggers
 (https://github.com/elastic/ecs-logging/blob/main/spec/spec.json); what ECS has no name for is below `dsrun.`.
 DSRUN_LOG_FORMAT carries the format to all processes of a run.
+
+What torch and its companions say of their own affairs, which a user cannot act on, is in either format kept by logs
+and not shown on terminals.
 """
 
 import json
 import math
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.datafiles import toml_beside
 from dsrun.events import EventLevel, kind_of, level_of
 from dsrun.system import variables
 from dsrun.system.host import hostname
@@ -159,3 +164,42 @@ def write_stderr(data: bytes) -> None:
     with writing(data, line=False), _lock:
         while data:
             data = data[os.write(2, data) :]
+
+
+_TABLE = toml_beside(__file__)
+_LINE = re.compile(f"({_TABLE['rank']})?({'|'.join(_TABLE['noise'])})".encode())
+_WARNING = re.compile(_TABLE["warning"].encode())
+_MAYBE = re.compile(f"({_TABLE['rank']})?({'|'.join(_TABLE['unfinished'])})".encode())
+_LONGEST = 4096
+
+
+class NoiseFilter:
+    """Leaves these lines out of the output of programs, piece by piece."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_shown = False
+        self._warned = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What of `data`, and of what was held back, is to be shown."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        shown = b"".join(line + b"\n" for line in lines if self._shows(line))
+        if self._is_shown or not (_MAYBE.match(self._rest) or self._warned) or len(self._rest) > _LONGEST:
+            shown, self._rest, self._is_shown = shown + self._rest, b"", bool(self._rest) or self._is_shown
+        return shown
+
+    def end(self) -> bytes:
+        """The last line, if it has no newline."""
+        rest, self._rest = self._rest, b""
+        return rest if rest and self._shows(rest) else b""
+
+    def _shows(self, line: bytes) -> bool:
+        if self._is_shown:  # its beginning is
+            self._is_shown = False
+            return True
+        if self._warned and line.startswith(b"  "):
+            self._warned = False
+            return False
+        self._warned = bool(_WARNING.match(line))
+        return not self._warned and not _LINE.match(line)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from dsrun.system.patterns import patterns_beside
+from dsrun.datafiles import patterns_beside
 
 MASK = "***"
 _USER_FLAGS = frozenset({"-u", "--user", "-U", "--proxy-user", "-b"})

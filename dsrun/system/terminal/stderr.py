@@ -85,7 +85,7 @@ def _fitted(text: str, hang: int | None) -> str:
     """On a terminal, `text` in lines that end between words."""
     if not (sys.stderr and sys.stderr.isatty()):
         return text
-    from dsrun.system.terminal.layout import fitted, terminal_width  # jobs and pipes do without
+    from dsrun.system.terminal.display import fitted, terminal_width  # jobs and pipes do without
 
     return fitted(text, terminal_width(sys.stderr), hang=hang)
 

@@ -22,8 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from dsrun.system.terminal.display import printable
-from dsrun.system.terminal.layout import fitted, terminal_width
+from dsrun.system.terminal.display import fitted, printable, terminal_width
 from dsrun.system.terminal.log_format import LogLevel, ecs_line
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import is_json, writing

@@ -24,12 +24,11 @@ from transformers import (
 
 from dsrun.errors import DsrunError, MissingError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
-from dsrun.hub.unreachable import chain, refused, unreachable
+from dsrun.hub.reach import chain, refused, unreachable
 from dsrun.models.families import family_of, other_models
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.parsed_value import config_flags
-from dsrun.recipe.preflight.files import is_path
-from dsrun.recipe.preflight.model_folder import refused_kind
+from dsrun.recipe.preflight.files import is_path, refused_kind
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.refusals import refusal

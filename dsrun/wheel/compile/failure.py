@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.errors import DsrunError, ToolError
 from dsrun.refusals import Refusals
 from dsrun.system.files import DISK_FULL
-from dsrun.system.patterns import patterns_beside
 from dsrun.wheel.compile.output import split_line
 from dsrun.wheel.compile.parallel import BEGIN, END
 

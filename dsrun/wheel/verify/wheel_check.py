@@ -13,7 +13,7 @@ from dsrun.machine.node_comparison import compared
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
 from dsrun.system.process.scratch import scratch_folder
-from dsrun.system.terminal.layout import aligned_rows
+from dsrun.system.terminal.display import aligned_rows
 from dsrun.wheel.verify.archive import UNSAFE, check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, read_archive

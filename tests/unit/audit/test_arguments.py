@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.audit.arguments import read_arguments
+from dsrun.audit.evidence import read_arguments
 from tests.unit.audit.left_behind import pickled
 
 HEALTHY = Path(__file__).parents[2] / "data" / "audit" / "healthy"

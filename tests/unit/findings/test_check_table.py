@@ -6,8 +6,7 @@ import pytest
 from dsrun.cli.doctor.local import all_checks, chosen
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
-from dsrun.findings.check_table import as_json, result_lines
-from dsrun.findings.checks import Check, CheckResult
+from dsrun.findings.checks import Check, CheckResult, as_json, result_lines
 from dsrun.findings.finding import Finding
 from dsrun.system.terminal.display import cells
 

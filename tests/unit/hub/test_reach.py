@@ -8,8 +8,7 @@ import pytest
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import MissingError, UsageError
-from dsrun.hub.reach import HubAddress, check_hub, downloads
-from dsrun.hub.unreachable import CAUSE, other_sources, refused
+from dsrun.hub.reach import CAUSE, HubAddress, check_hub, downloads, other_sources, refused
 from dsrun.recipe.resolve import resolve
 
 MODELSCOPE = ("--hub", "modelscope")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dsrun.errors import UsageError
-from dsrun.kubernetes.strategic_merge import merged
+from dsrun.kubernetes.patch import merged
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests" / "data" / "strategic_merge.yaml"

@@ -14,7 +14,7 @@ from dsrun.launch.environment import run_arguments, worker_environment
 from dsrun.launch.supervisor.events import PipeTee, tee_output
 from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.launch.workers.agent import ZygoteStarter
-from dsrun.system.terminal.library_noise import NoiseFilter
+from dsrun.system.terminal.log_format import NoiseFilter
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,8 +13,7 @@ import pytest
 
 from dsrun.notifications.notification import Notification, NotifiedCause, RunFacts
 from dsrun.notifications.notify_target import NotifyAddress, services
-from dsrun.notifications.payloads import refusal, request
-from dsrun.notifications.send import mail
+from dsrun.notifications.send import mail, refusal, request
 
 FACTS = RunFacts(run="/scratch/runs/t5_large", name="t5-large", host="gpu07", job_id="4711")
 FAILURE = Notification(

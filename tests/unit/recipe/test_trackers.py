@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.preflight import packages
-from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe import trackers as packages
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.trackers import KNOWN, environment, trackers
+from dsrun.recipe.trackers import KNOWN, check_packages, environment, trackers
 
 
 def variables(tmp_path, *flags, environ=None, online=False):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from dsrun.launch.program import any_program
-from dsrun.slurm.render.find_site import missing_here
+from dsrun.slurm.render.site import missing_here
 from tests.unit.slurm.stand_ins import spec_of
 
 

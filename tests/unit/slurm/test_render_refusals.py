@@ -14,10 +14,9 @@ from dsrun.cli.slurm.script import SLURM
 from dsrun.errors import UsageError
 from dsrun.launch.program import any_program, train_program
 from dsrun.options import OptionValue
-from dsrun.slurm.render.find_site import missing_here
 from dsrun.slurm.render.job_script import _compiled, context, render_script, template_text
 from dsrun.slurm.render.notation import parse_gpus
-from dsrun.slurm.render.site import ClusterSite, functions_file
+from dsrun.slurm.render.site import ClusterSite, functions_file, missing_here
 from dsrun.slurm.render.spec import make_spec
 from tests.unit.slurm.stand_ins import spec_of
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from dsrun.system.terminal.display import cells, counted, duration, figure, padded, precise_duration, printable
-from dsrun.system.terminal.layout import wrapped
+from dsrun.system.terminal.display import cells, counted, duration, figure, padded, precise_duration, printable, wrapped
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.system.terminal.library_noise import NoiseFilter
+from dsrun.system.terminal.log_format import NoiseFilter
 
 SITE = "/env/lib/python3.11/site-packages"
 NOISE = [

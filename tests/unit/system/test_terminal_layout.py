@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.system.shell import commands
-from dsrun.system.terminal.display import cells
-from dsrun.system.terminal.layout import aligned_rows, columns_of, command_text, fitted, terminal_width, wrapped
+from dsrun.system.terminal.display import aligned_rows, cells, columns_of, command_text, fitted, terminal_width, wrapped
 
 WORD = st.text("abcdefg0123456789.,×-/节点", min_size=1, max_size=14)
 SENTENCE = st.lists(WORD, max_size=40).map(" ".join)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.memory_fallback import MemoryFallback
-from dsrun.recipe.preflight import packages
+from dsrun.recipe import trackers as packages
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
 from dsrun.train.checkpoint.verify import lora_identity

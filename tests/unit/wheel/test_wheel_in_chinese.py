@@ -8,8 +8,7 @@ from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.messages import Message
-from dsrun.system.terminal.display import cells
-from dsrun.system.terminal.layout import aligned_rows
+from dsrun.system.terminal.display import aligned_rows, cells
 from dsrun.wheel.compile.context import BuildDiagnostics
 from dsrun.wheel.platform.ops import missing, op_table
 

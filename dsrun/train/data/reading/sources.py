@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
-from dsrun.hub.unreachable import refused, unreachable
+from dsrun.hub.reach import refused, unreachable
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, format_of, given_files

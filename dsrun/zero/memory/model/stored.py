@@ -7,10 +7,10 @@ models of many families and compares.
 import re
 from collections.abc import Mapping
 
+from dsrun.datafiles import patterns_beside
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel
-from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes, WeightKind
 from dsrun.zero.memory.model.shapes import ModelSettings
 from dsrun.zero.memory.model.widths import NAMES, architecture_of, leaf_of, part

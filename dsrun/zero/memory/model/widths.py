@@ -10,9 +10,8 @@ from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.models.families import family_of
-from dsrun.system.patterns import patterns_beside
 from dsrun.zero.memory.model.architecture import LayerBlock, LayerWeight, LayerWidths, ModelShapes, NormKind
 from dsrun.zero.memory.model.shapes import ModelSettings
 
