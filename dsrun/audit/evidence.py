@@ -19,8 +19,7 @@ from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.diagnosis.log.reading import LOG, logs_below, read_log
 from dsrun.errors import UsageError
 from dsrun.models.headers import read_header
-from dsrun.runs.find import is_run
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, is_run
 from dsrun.runs.records import iter_records, revive, whole
 from dsrun.system.files import open_regular, parse_json, read_object
 

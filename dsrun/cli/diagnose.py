@@ -15,8 +15,7 @@ from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.monitoring.run_status import status_of
-from dsrun.runs.find import is_run, runs_below
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, is_run, runs_below
 from dsrun.runs.reader import read_history
 from dsrun.system.terminal.display import counted, duration, figure, padded
 from dsrun.system.terminal.stderr import print_note

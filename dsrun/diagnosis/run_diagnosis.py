@@ -14,8 +14,7 @@ from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.events import kind_of
 from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import Message, joined
-from dsrun.runs.find import is_run, last_step, who_runs
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, is_run, last_step, who_runs
 from dsrun.runs.lock import last_holder
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.reader import RunHistory, read_history

@@ -22,8 +22,7 @@ from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts, facts_at
 from dsrun.recipe.recipe import Recipe
 from dsrun.system import net
-from dsrun.system.host import ROOT, VERSIONED, versions
-from dsrun.system.mounts import MountPoint, mount_in
+from dsrun.system.host import ROOT, VERSIONED, MountPoint, mount_in, versions
 from dsrun.system.process.proc import capture, within
 
 LOOKED_AT = (*VERSIONED, "nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -16,7 +16,7 @@ from dsrun.system.terminal.secrets import without_tokens
 
 FLAG = "--push_to_hub"
 AFTERWARDS = "leave it out and upload the model afterwards: hf upload NAME RUN/model"
-# Far below what a rank may be silent outside of its steps (SHORTEST_ELSEWHERE_S in launch/supervisor/phase_limits.py).
+# Far below what a rank may be silent outside of its steps (SHORTEST_ELSEWHERE_S in launch/supervisor/watchdog.py).
 _BEAT_S = 5.0
 
 

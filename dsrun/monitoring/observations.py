@@ -9,7 +9,7 @@ from dsrun.machine.gpu_samples import GpuSample
 from dsrun.messages import Message, joined
 from dsrun.monitoring.run_status import RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
-from dsrun.runs.find import STALE_S
+from dsrun.runs.folder import STALE_S
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.records import seconds_of
 from dsrun.system.terminal.display import duration, precise_duration

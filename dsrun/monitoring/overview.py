@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.monitoring.run_status import RunStatus, status_of
-from dsrun.runs.find import is_run, runs_below
+from dsrun.runs.folder import is_run, runs_below
 from dsrun.runs.reader import UnreadableRun, read_history
 from dsrun.system.terminal.stderr import print_note
 

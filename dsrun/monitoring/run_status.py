@@ -10,8 +10,7 @@ from typing import Any, Literal, cast
 
 from dsrun.errors import EXIT_RESUME
 from dsrun.events import kind_of
-from dsrun.runs.find import STALE_S, last_write, who_runs
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import STALE_S, RunFolder, last_write, who_runs
 from dsrun.runs.goodput import Goodput, failures, goodput
 from dsrun.runs.lock import LOCK_TRIES, last_holder
 from dsrun.runs.reader import RunHistory

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.errors import DsrunError
-from dsrun.notifications.notification import Notification, RunFacts
+from dsrun.notifications.notification import Notification, NotificationRules, RateLimit, RunFacts, SupervisorEnd
 from dsrun.notifications.notify_target import NotifyTarget, parse_target
-from dsrun.notifications.rules import NotificationRules, RateLimit, SupervisorEnd
 from dsrun.notifications.send import TIMEOUT_S, send
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import LineAppender

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError
 from dsrun.notifications.follow import SenderTask
-from dsrun.notifications.notification import RunFacts, sample
+from dsrun.notifications.notification import RunFacts, SupervisorEnd, sample
 from dsrun.notifications.notify_target import COMMAND, MAIL, parse_targets, services
-from dsrun.notifications.rules import SupervisorEnd
 from dsrun.notifications.send import TIMEOUT_S, mail, request
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import records_in, utc_now

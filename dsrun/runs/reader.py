@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.runs.find import refuse_without_run
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, refuse_without_run
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import LedgerRecord, finite, mapping, records_in, revive, seconds_of, whole
 from dsrun.runs.tail import LineTail

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.system.mounts import mount_in
+from dsrun.system.host import mount_in
 from dsrun.system.process.proc import within
 from dsrun.system.terminal.display import duration
 

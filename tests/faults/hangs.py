@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsrun.launch.supervisor.evidence import collect, explain_hang
-from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import RankHang, Watchdog
+from dsrun.launch.supervisor.watchdog import PhaseLimits, RankHang, Watchdog
 from dsrun.runs.heartbeat import read_beats
 from tests.faults.hanging_rank import KINDS
 from tests.forkserver.ranks import Ranks

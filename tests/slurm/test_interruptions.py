@@ -15,7 +15,7 @@ from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.monitoring.overview import runs_of
 from dsrun.monitoring.prometheus.samples import samples
 from dsrun.report.data import read_run
-from dsrun.runs.find import STALE_S
+from dsrun.runs.folder import STALE_S
 from dsrun.runs.reader import read_history
 from dsrun.runs.tail import last_cause, last_record, progress
 from tests.faults.hold import INJECT

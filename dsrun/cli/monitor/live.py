@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from dsrun.cli.monitor.section import TerminalSize
-from dsrun.cli.monitor.snapshot import MonitorSnapshot
+from dsrun.cli.monitor.section import MonitorSnapshot, TerminalSize
 from dsrun.cli.monitor.view import render_view
 from dsrun.errors import UsageError
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed, texts
-from dsrun.cli.monitor.snapshot import MonitorSnapshot
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, MonitorSnapshot, TerminalSize, headed, texts
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,

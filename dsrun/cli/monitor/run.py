@@ -4,8 +4,7 @@ import time
 
 from rich.console import Console
 
-from dsrun.cli.monitor.section import TerminalSize, print_rendered, values
-from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json
+from dsrun.cli.monitor.section import MonitorSnapshot, TerminalSize, as_json, print_rendered, values
 from dsrun.cli.monitor.sources import MonitorSource, StdinSource, find_source
 from dsrun.cli.monitor.view import render_view
 from dsrun.cli.output import print_json, print_line

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dsrun.cli.monitor.snapshot import MonitorSnapshot, of_history, of_job, waiting_for
+from dsrun.cli.monitor.section import MonitorSnapshot, of_history, of_job, waiting_for
 from dsrun.errors import UsageError
 from dsrun.monitoring.run_status import status_of
 from dsrun.monitoring.trainer_logs.status import LogReader, history_of_log, status_of_log
-from dsrun.runs.find import is_run, newest_of, runs_below
+from dsrun.runs.folder import is_run, newest_of, runs_below
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunReader
 from dsrun.runs.records import utc_now

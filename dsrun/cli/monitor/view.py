@@ -9,8 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
-from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed, line, plotted, texts
-from dsrun.cli.monitor.snapshot import MonitorSnapshot, last_events
+from dsrun.cli.monitor.section import (
+    EMPTY,
+    MonitorSection,
+    MonitorSnapshot,
+    TerminalSize,
+    headed,
+    last_events,
+    line,
+    plotted,
+    texts,
+)
 from dsrun.datafiles import toml_beside
 from dsrun.events import EventLevel, level_of
 from dsrun.findings.finding import Finding, has_errors

@@ -14,9 +14,9 @@ from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.launch.training_job import RunOutcome
+from dsrun.notifications.notification import SupervisorEnd
 from dsrun.notifications.notify_target import parse_targets
 from dsrun.notifications.process import NotificationSender, preview, run_facts
-from dsrun.notifications.rules import SupervisorEnd
 from dsrun.runs.attempts import attempt
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.tail import LineTail

@@ -12,8 +12,7 @@ from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResul
 from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_attempt
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, UNKNOWN_S
-from dsrun.launch.supervisor.watchdog import Activity, RankHang, Watchdog
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, UNKNOWN_S, Activity, RankHang, Watchdog
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import RankHeartbeat, read_beats

@@ -7,7 +7,7 @@ from pathlib import Path
 from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.failures import FailureInputs
-from dsrun.launch.supervisor.phase_limits import PhaseLimits
+from dsrun.launch.supervisor.watchdog import PhaseLimits
 from dsrun.launch.training_job import TrainingJob
 from dsrun.runs.heartbeat import RankHeartbeat
 

@@ -29,9 +29,9 @@ from dsrun.launch.supervisor.ending import GpuMemory
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, RunEventWriter, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
-from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.policy import CONFIGURATION, NODE_LOST, AttemptFailure, RunDecision, decide, exit_code
 from dsrun.launch.supervisor.status_files import StatusWriter
+from dsrun.launch.supervisor.watchdog import PhaseLimits
 from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.launch.workers.agent import WORKER_IMPORTS, AgentStarter, SpawnStarter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS

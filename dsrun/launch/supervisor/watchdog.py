@@ -1,4 +1,9 @@
-"""Detects a rank that hangs: from the heartbeats, and where these are rare from what the kernel counts of its work."""
+"""Detects a rank that hangs: from the heartbeats, and where these are rare from what the kernel counts of its work.
+
+How long a rank may be silent in each phase follows from the silences that this run's ranks have come out of. Every beat
+ends a silence. Phases that have no beats of their own (an import, one large file) are silent from their beginning to
+their end. What was measured stays for later attempts, which so know how long a first step takes.
+"""
 
 import math
 import os
@@ -7,9 +12,119 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.launch.supervisor import phase_limits
 from dsrun.launch.supervisor.reaper import stat_fields
 from dsrun.runs.heartbeat import RankHeartbeat
+
+BEFORE_TRAINING = ("starting", "loading", "tokenising")
+
+SHORTEST_S = 10.0
+"""The least limit in the loop of steps, and how long a rank may stand stopped."""
+SHORTEST_ELSEWHERE_S = 120.0
+"""The least limit in other phases, as scoring or writing one file has no beat, and texts grow longer; and of a step
+that may compile new shapes."""
+UNKNOWN_S = 600.0
+"""The limit in a phase that no rank of this run has come through yet, such as the first step, and for the first sign of
+life of a rank."""
+BUSY_S = 1800.0
+"""The limit of a rank that gives no beat and computes: loading, writing, scoring and compiling can take long without
+one."""
+STILL_S, STILL_WRITING_S = 15.0, 30.0
+"""How long ranks that were asked to stop may all stand still; the second in phases that write, after the first time."""
+TIMES_LONGEST = 3.0
+# Before the process group gives up, whose time-out ends ranks that only wait, and blames one of them.
+_OF_GROUP = 0.9
+# But always above what has been: a user may set a time-out of the group below the time of a step.
+_ABOVE_LONGEST = 1.5
+_FIRST_STEP = "first step"
+_COMPUTING = (*BEFORE_TRAINING, "saving", "exporting", "ending")
+
+
+def phase_of(beat: RankHeartbeat) -> str:
+    """The phase of a beat; the first two steps, which compile and fill caches, are one of their own."""
+    return _FIRST_STEP if beat.phase == "training" and not beat.slowest_step else beat.phase
+
+
+def computing_counts(beat: RankHeartbeat) -> bool:
+    """Whether a rank that computes lives without a beat, as where beats are rare. Not in the loops of steps and
+    batches: a GPU's rank that waits for others computes too."""
+    return beat.phase in _COMPUTING
+
+
+def busy_limit(beat: RankHeartbeat, hang_timeout: float | None) -> float:
+    """Seconds without a beat after which a rank hangs although it computes."""
+    if hang_timeout == 0:
+        return math.inf
+    return max(_OF_GROUP * max(BUSY_S, beat.group_timeout_s), hang_timeout or 0.0)
+
+
+class PhaseLimits:
+    """Of this machine's ranks, over all attempts of a run; `hang_timeout` is in seconds, 0 for never, None for limits
+    from what was measured. With `others` the ranks may wait for those of other machines, which are not seen here."""
+
+    def __init__(self, hang_timeout: float | None, *, others: bool = False) -> None:
+        self.hang_timeout = hang_timeout
+        self._others = others
+        self._longest: dict[str, float] = {}
+        self._last: dict[int, RankHeartbeat] = {}
+        self._silence: dict[int, float] = {}
+
+    def update(self, beats: Mapping[int, RankHeartbeat]) -> None:
+        """Take in the last beats, by rank. A phase counts once it is over."""
+        for rank, beat in beats.items():
+            last = self._last.get(rank)
+            self._last[rank] = beat
+            if last is None or last.pid != beat.pid:
+                self._silence[rank] = 0.0
+                continue
+            silence = self._silence[rank] = max(self._silence.get(rank, 0.0), beat.time - last.time)
+            if phase_of(beat) != phase_of(last):
+                self._learn(phase_of(last), silence)
+                self._silence[rank] = 0.0
+            if phase_of(beat) == "training":
+                self._learn("training", beat.slowest_step)
+
+    def _learn(self, phase: str, seconds: float) -> None:
+        self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
+
+    def still_limit(self, beat: RankHeartbeat, *, in_kernel: bool) -> float:
+        """Seconds that the rank of `beat` may stand still after all ranks were asked to stop."""
+        # What waits for another machine's ranks looks the same.
+        if self._others or in_kernel or beat.phase == "running" or self.hang_timeout == 0:
+            return math.inf
+        longest, least = self._known(beat), STILL_S
+        if beat.phase in ("saving", "exporting"):
+            # A file system in user space uploads in close(), which nothing shows: how long is not known yet.
+            least = SHORTEST_ELSEWHERE_S if longest is None else STILL_WRITING_S
+        return max(least, self.hang_timeout or 0.0, _ABOVE_LONGEST * (longest or 0.0))
+
+    def _known(self, beat: RankHeartbeat) -> float | None:
+        """The longest silence so far in the phase of `beat`; None where no rank has come through it."""
+        longest = self._longest.get(phase_of(beat))
+        return max(longest or 0.0, beat.slowest_step) if phase_of(beat) == "training" else longest
+
+    def limit(self, beat: RankHeartbeat, *, in_kernel: bool = False) -> float:
+        """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a
+        file server that changes over, which takes minutes."""
+        if beat.phase == "running":
+            return math.inf  # as long as a program without heartbeats
+        if self.hang_timeout is not None:
+            # The others may have to load what is here already.
+            least = UNKNOWN_S if self._others and beat.phase in BEFORE_TRAINING else 0.0
+            return max(self.hang_timeout, least) if self.hang_timeout else math.inf
+        phase = phase_of(beat)
+        longest = self._known(beat)
+        if longest is None:
+            long = beat.compiles or (self._others and computing_counts(beat))
+            limit, longest = busy_limit(beat, None) if long else UNKNOWN_S, 0.0
+        else:
+            shortest = SHORTEST_S if phase == "training" and not beat.compiles else SHORTEST_ELSEWHERE_S
+            if phase != "training" and (self._others or (in_kernel and computing_counts(beat))):
+                shortest = UNKNOWN_S
+            limit = max(shortest, TIMES_LONGEST * longest)
+        if beat.group_timeout_s:
+            limit = max(min(limit, _OF_GROUP * beat.group_timeout_s), _ABOVE_LONGEST * longest)
+        return limit
+
 
 # A supervisor that did not look for so long was itself stopped, or the machine asleep: no rank's silence counts.
 _ABSENT_S = 2.0
@@ -39,7 +154,7 @@ class Watchdog:
     """Looks at all ranks of this machine again and again. `limits` says how long each may be silent; `beat_expected`:
     a rank that gives no first beat hangs too."""
 
-    def __init__(self, limits: phase_limits.PhaseLimits, *, beat_expected: bool = False) -> None:
+    def __init__(self, limits: PhaseLimits, *, beat_expected: bool = False) -> None:
         self._limits = limits
         self._timeout = limits.hang_timeout
         self._beat_expected = beat_expected
@@ -90,7 +205,7 @@ class Watchdog:
     def _silent(self, beat: RankHeartbeat, now: float, computed: Mapping[int, float]) -> float:
         """Seconds without a sign of life."""
         last = max(beat.time, self._since)
-        if phase_limits.computing_counts(beat) and now - last <= phase_limits.busy_limit(beat, self._timeout):
+        if computing_counts(beat) and now - last <= busy_limit(beat, self._timeout):
             last = max(last, computed.get(beat.rank, last))
         return now - last
 
@@ -102,15 +217,15 @@ class Watchdog:
             return None
         for rank, since in self._seen.items():
             last = max(since, self._since)
-            if now - last <= phase_limits.BUSY_S:
+            if now - last <= BUSY_S:
                 last = max(last, computed.get(rank, last))
-            if rank not in beats and now - last > phase_limits.UNKNOWN_S:
-                return RankHang(rank=rank, silent_s=now - last, limit_s=phase_limits.UNKNOWN_S, stopped=False)
+            if rank not in beats and now - last > UNKNOWN_S:
+                return RankHang(rank=rank, silent_s=now - last, limit_s=UNKNOWN_S, stopped=False)
         return None
 
     def _long_stopped(self, beats: Mapping[int, RankHeartbeat], now: float) -> RankHang | None:
         """A rank that has been stopped for long, in whatever phase."""
-        limit = math.inf if self._timeout == 0 else self._timeout or phase_limits.SHORTEST_S
+        limit = math.inf if self._timeout == 0 else self._timeout or SHORTEST_S
         for rank, since in self._stopped.items():
             if now - max(since, self._since) > limit:
                 last = beats[rank].time if rank in beats else since

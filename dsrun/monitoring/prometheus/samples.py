@@ -16,7 +16,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.monitoring.observations import throttle_reasons
 from dsrun.monitoring.run_status import RunState, status_of
-from dsrun.runs.find import changed, is_run, runs_below
+from dsrun.runs.folder import changed, is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunHistory, RunReader, UnreadableRun

@@ -18,8 +18,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.launch.program import slug
 from dsrun.refusals import Refusals
-from dsrun.runs.find import is_run
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import RunFolder, is_run
 from dsrun.runs.records import plain
 from dsrun.runs.tail import RunProgress, last_cause, progress
 from dsrun.slurm.jobs.status import FINAL, JobStatus, explain_reason, read_jobs, task_order

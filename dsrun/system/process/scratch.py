@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dsrun.system.host import hostname
-from dsrun.system.mounts import mount_in
+from dsrun.system.host import hostname, mount_in
 
 OWNER = ".owner"
 """In each such folder: the name of the machine on which its process runs."""

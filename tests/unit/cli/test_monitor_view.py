@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from dsrun.cli.monitor.run import ChangeLines
-from dsrun.cli.monitor.section import TerminalSize
-from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json, of_history, of_job, waiting_for
+from dsrun.cli.monitor.section import MonitorSnapshot, TerminalSize, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render_view
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.run_status import BestMetric, RunStatus

@@ -18,7 +18,7 @@ from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
-from dsrun.launch.supervisor.phase_limits import PhaseLimits
+from dsrun.launch.supervisor.watchdog import PhaseLimits
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.heartbeat import RankHeartbeat
 from dsrun.runs.stop_request import StopRequest

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.launch.supervisor.status_files import RankSnapshot, StatusWriter, node_status
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
-from dsrun.runs.find import STALE_S
+from dsrun.runs.folder import STALE_S
 from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.launch.supervisor.phase_limits import (
+from dsrun.launch.supervisor.watchdog import (
     BUSY_S,
     SHORTEST_ELSEWHERE_S,
     SHORTEST_S,
@@ -14,9 +14,9 @@ from dsrun.launch.supervisor.phase_limits import (
     STILL_WRITING_S,
     UNKNOWN_S,
     PhaseLimits,
+    Watchdog,
     busy_limit,
 )
-from dsrun.launch.supervisor.watchdog import Watchdog
 from dsrun.runs.heartbeat import RankHeartbeat
 
 

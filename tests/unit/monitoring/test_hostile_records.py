@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.cli.monitor.snapshot import as_json, of_history
+from dsrun.cli.monitor.section import as_json, of_history
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.events import event_kinds
 from dsrun.monitoring.comparison import differences, metrics

@@ -16,8 +16,7 @@ import pytest
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
 from dsrun.monitoring.run_status import recent_step_s, status_of
-from dsrun.runs.find import STALE_S, is_run
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import STALE_S, RunFolder, is_run
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.reader import read_history
 from dsrun.system.host import hostname

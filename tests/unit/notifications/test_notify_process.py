@@ -15,9 +15,8 @@ import pytest
 
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.notifications.follow import LOG
-from dsrun.notifications.notification import RunFacts
+from dsrun.notifications.notification import RunFacts, SupervisorEnd
 from dsrun.notifications.process import NotificationSender, preview
-from dsrun.notifications.rules import SupervisorEnd
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import EventLog, LineAppender, read_records
 

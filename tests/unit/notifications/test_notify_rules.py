@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.notifications.notification import Notification, RunFacts, sample
-from dsrun.notifications.rules import INTERVAL_S, NotificationRules, RateLimit, SupervisorEnd
+from dsrun.notifications.notification import (
+    INTERVAL_S,
+    Notification,
+    NotificationRules,
+    RateLimit,
+    RunFacts,
+    SupervisorEnd,
+    sample,
+)
 
 FACTS = RunFacts(run="/runs/a", name="t5", host="gpu07")
 TIME = "2026-11-25T12:00:00.000Z"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.runs.find import last_write, who_runs
+from dsrun.runs.folder import last_write, who_runs
 from dsrun.system import host
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.system import build_locks as build_locks_module
 from dsrun.system.build_locks import STALE_S, LockState, abandoned, build_locks, build_root, remove_abandoned
-from dsrun.system.mounts import mount_in
+from dsrun.system.host import mount_in
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\nnone /home/a\\040b tmpfs rw,noexec 0 0\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system.mounts import MountPoint
+from dsrun.system.host import MountPoint
 from dsrun.system.process import scratch
 from dsrun.system.process.scratch import OWNER, left_folders, remove_left, scratch_folder
 
