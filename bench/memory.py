@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
 from bench.processes import HOUR_S, run
+from dsrun.launch.context import LocalWorkers
 from dsrun.launch.environment import run_command, worker_environment
-from dsrun.launch.training_job import LocalWorkers
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.calibration import resident

@@ -21,7 +21,7 @@ from dsrun.launch.coordinator.messages import NodeResult, lost_node, shared_key
 from dsrun.launch.coordinator.rendezvous import join
 from dsrun.launch.coordinator.transport import allow_open_files
 from dsrun.launch.supervisor.policy import RunDecision
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 
 KEY = shared_key(run="scale", secret="word")
 LIMIT_S = 120.0

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from dsrun.audit.evidence import at
-from dsrun.audit.logs import LOG_PATTERNS
+from dsrun.audit.evidence import LOG_PATTERNS, at
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding, finding_of, text_of

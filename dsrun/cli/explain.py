@@ -7,10 +7,10 @@ from pathlib import Path
 from dsrun.cli.output import print_line, print_table
 from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.demo.models import DEFAULTS, settings_on
+from dsrun.launch.context import LocalWorkers
 from dsrun.launch.memory_fallback import shrink, stored_fallback
 from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 from dsrun.launch.node.work import local_topology
-from dsrun.launch.training_job import LocalWorkers
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import BATCH_FLAGS, batch_of

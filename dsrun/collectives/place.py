@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
+from dsrun.launch.context import LOOPBACK, LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
 from dsrun.launch.detection.detect import detect
 from dsrun.launch.refusals import refusal
-from dsrun.launch.training_job import LOOPBACK
 from dsrun.system.hostlist import expand_hosts
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.program import through_macros
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first

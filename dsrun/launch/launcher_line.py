@@ -10,8 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.launch.launchers import PYTHON
-from dsrun.launch.program import LOCAL_RANK
+from dsrun.launch.program import LOCAL_RANK, PYTHON
 from dsrun.launch.refusals import refusal, refuse
 from dsrun.system.env import is_count, shortened
 from dsrun.system.shell import command_line

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.events import PROGRESS_S, kind_of
-from dsrun.launch.training_job import RunOutcome, TrainingJob
+from dsrun.launch.context import RunOutcome, TrainingJob
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.runs.lock import trainer_of
 from dsrun.runs.records import EventLog, LedgerRecord, LineAppender, finite, iter_records, step_of
-from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import FileTail, last_record
 from dsrun.system import variables
 from dsrun.system.build_locks import remove_abandoned

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
-from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
+from dsrun.runs.heartbeat import StopRequest, read_stop_file, write_stop_file
 from dsrun.system.process.proc import handling
 
 OUTER_POLL_S = 1.0

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean, nearest
-from dsrun.recipe.compat.other_tools import answer
-from dsrun.recipe.compat.removed import vocabulary
+from dsrun.recipe.compat.removed import answer, vocabulary
 from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.system.files import parse_json

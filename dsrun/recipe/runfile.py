@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.recipe.compat.other_tools import answer
-from dsrun.recipe.compat.removed import vocabulary
+from dsrun.recipe.compat.removed import answer, vocabulary
 from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words

@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.errors import EXIT_RESUME, DsrunError, UsageError
 from dsrun.hub.modelscope import fetch
+from dsrun.launch.context import decide
 from dsrun.launch.environment import worker_environment
-from dsrun.launch.training_job import decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.resolved import worker_recipe

@@ -21,8 +21,7 @@ from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
 from dsrun.runs.attempts import earlier_signatures, is_another
 from dsrun.runs.folder import MANY_RANKS, RunFolder, default_name
-from dsrun.runs.heartbeat import HeartbeatWriter
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import HeartbeatWriter, StopRequest
 from dsrun.system import variables
 from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.imports import without_collections

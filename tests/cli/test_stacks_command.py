@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.status_files import StatusWriter
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.node_status import NodeStatus, open_requests, read_node_status, request_stacks, write_node_status
 from dsrun.system.host import hostname
 

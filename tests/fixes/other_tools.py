@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from dsrun.recipe.compat.other_tools import other_tools
+from dsrun.recipe.compat.removed import other_tools
 
 # A flag, the name of one of our commands, or a value behind either; the rest of an answer is prose.
 TOKEN = re.compile(

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.supervisor.supervise import supervise
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 
 
 def main() -> int:

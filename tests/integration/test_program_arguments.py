@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.environment import run_arguments, run_command
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.system.net import free_port
 
 pytestmark = pytest.mark.train

@@ -10,8 +10,8 @@ from typing import Any
 
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import by_group, flag_of, key_of, value_kind
-from dsrun.recipe.compat.other_tools import other_tools as tool_flags
 from dsrun.recipe.compat.removed import SAME, RemovedCase, RemovedFlag, removed_flags
+from dsrun.recipe.compat.removed import other_tools as tool_flags
 from dsrun.recipe.flags import RecipeFlag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.slurm.render.environment import networks

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dsrun.errors import UsageError, nearest
-from dsrun.launch.launchers import launcher_in, refuse_scripts
-from dsrun.launch.program import JobProgram, any_program
+from dsrun.launch.program import JobProgram, any_program, launcher_in, refuse_scripts
 from dsrun.options import OptionValue, flag_of
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key, without_tokens

@@ -9,7 +9,7 @@ from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerConnection, PeerMessage
 from dsrun.launch.supervisor.policy import RunDecision
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 
 
 class FirstNodeLeft(messages.RendezvousError):

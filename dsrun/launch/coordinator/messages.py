@@ -16,7 +16,7 @@ from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
 from dsrun.launch.coordinator.transport import PeerConnection, PeerMessage, digests_match, hmac_digest
 from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.launch.supervisor.policy import NODE_LOST, AttemptFailure, RunDecision
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 
 RunInfo = Mapping[str, str]
 PORT = "port"

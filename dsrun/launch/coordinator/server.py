@@ -13,7 +13,7 @@ from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.coordinator import messages
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerConnection, PeerMessage, hmac_digest
 from dsrun.launch.supervisor.policy import NODE_LOST, RunDecision
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_note
 

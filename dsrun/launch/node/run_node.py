@@ -14,7 +14,7 @@ import click
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.hub.push import check_push
-from dsrun.launch.context import LocalLauncher
+from dsrun.launch.context import LocalLauncher, RunOutcome, TrainingJob
 from dsrun.launch.coordinator.messages import PORT, RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
@@ -23,7 +23,6 @@ from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.supervise import supervise
-from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.recipe.preflight.elastic import NodeRange
 from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets

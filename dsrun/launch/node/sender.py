@@ -8,12 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError, UsageError, one_line
-from dsrun.launch.context import LocalLauncher
+from dsrun.launch.context import LocalLauncher, RunOutcome
 from dsrun.launch.coordinator.messages import StoppedBeforeStart
 from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import STUCK_S
-from dsrun.launch.training_job import RunOutcome
 from dsrun.notifications.notification import SupervisorEnd
 from dsrun.notifications.notify_target import parse_targets
 from dsrun.notifications.process import NotificationSender, preview, run_facts

@@ -15,13 +15,12 @@ from typing import Any
 
 from dsrun.demo.models import DEFAULTS, settings_on
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.context import LaunchRequest
+from dsrun.launch.context import LaunchRequest, LocalWorkers, TrainingJob, decide
 from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.launcher_line import LauncherLine, refuse_other
 from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
 from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
 from dsrun.launch.supervisor.policy import RestartLimits
-from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import BATCH_FLAGS

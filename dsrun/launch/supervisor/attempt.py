@@ -8,15 +8,13 @@ from pathlib import Path
 
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
-from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_attempt
+from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, AttemptContext, AttemptResult, UnreportedEnd, end_attempt
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, UNKNOWN_S, Activity, RankHang, Watchdog
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 from dsrun.launch.workers.spawn import read_rank_statuses
-from dsrun.runs.heartbeat import RankHeartbeat, read_beats
-from dsrun.runs.stop_request import REGROUP, StopRequest
+from dsrun.runs.heartbeat import REGROUP, RankHeartbeat, StopRequest, read_beats
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
 

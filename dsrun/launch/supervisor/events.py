@@ -12,7 +12,7 @@ from typing import IO, Any, Self
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
-from dsrun.launch.supervisor.attempt_context import AttemptResult
+from dsrun.launch.supervisor.ending import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
 from dsrun.monitoring.straggler import Straggler

@@ -11,8 +11,8 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Self
 
+from dsrun.launch.context import TrainingJob
 from dsrun.launch.supervisor.evidence import collect_stacks
-from dsrun.launch.training_job import TrainingJob
 from dsrun.machine.gpu_samples import GpuSample, gpu_samples
 from dsrun.monitoring.straggler import Straggler, StragglerDetector
 from dsrun.runs.heartbeat import RankHeartbeat, StepFigures

@@ -18,28 +18,26 @@ from pathlib import Path
 from typing import IO
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
+from dsrun.launch.context import RunOutcome, TrainingJob
 from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.memory_fallback import MemoryFallback, shrink
 from dsrun.launch.program_record import ProgramRecord
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, RunAttempt
-from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
-from dsrun.launch.supervisor.ending import GpuMemory
+from dsrun.launch.supervisor.ending import AttemptContext, AttemptResult, GpuMemory
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, RunEventWriter, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
 from dsrun.launch.supervisor.policy import CONFIGURATION, NODE_LOST, AttemptFailure, RunDecision, decide, exit_code
 from dsrun.launch.supervisor.status_files import StatusWriter
 from dsrun.launch.supervisor.watchdog import PhaseLimits
-from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.launch.workers.agent import WORKER_IMPORTS, AgentStarter, SpawnStarter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.machine.gpus import memory_used
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.heartbeat import RankHeartbeat, activity
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import RankHeartbeat, StopRequest, activity
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import free_port

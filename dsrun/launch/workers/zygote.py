@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dsrun.launch.workers.spawn import FailureRecorder, prefork, replace_environment, start_with
-from dsrun.runs.stop_request import StopRequest, write_stop_file
+from dsrun.runs.heartbeat import StopRequest, write_stop_file
 from dsrun.system import variables
 from dsrun.system.imports import deferred, without_collections
 from dsrun.system.process.process_end import die_with_parent, end, name_thread

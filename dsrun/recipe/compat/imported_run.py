@@ -9,8 +9,7 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.compat import imported_values
-from dsrun.recipe.compat.other_tools import OUTCOMES, row_of, tables
-from dsrun.recipe.compat.removed import translate, vocabulary
+from dsrun.recipe.compat.removed import OUTCOMES, row_of, tables, translate, vocabulary
 from dsrun.recipe.flags import SECRETS, all_flags, shown_value
 from dsrun.recipe.parsed_value import from_data
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.other_tools import row_of, tables
+from dsrun.recipe.compat.removed import row_of, tables
 from dsrun.recipe.preflight.data_files import FORMATS
 from dsrun.recipe.preflight.splits import NAMES
 from dsrun.system.files import parse_json

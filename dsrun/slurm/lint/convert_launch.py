@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from dsrun.datafiles import patterns_beside
 from dsrun.errors import UsageError
-from dsrun.launch.launchers import PYTHON
+from dsrun.launch.program import PYTHON
 from dsrun.slurm.lint.launch import MODULES, ScriptCommand, rules
 from dsrun.system.shell import ASSIGNMENT, commands, expand
 

@@ -18,8 +18,7 @@ from typing import Any
 from dsrun.diagnosis.classify import classify
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import DsrunError, UsageError, one_line
-from dsrun.runs.heartbeat import HeartbeatWriter
-from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
+from dsrun.runs.heartbeat import HeartbeatWriter, StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
 from dsrun.system.files import replacing
 

@@ -14,8 +14,8 @@ from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, write_json_atomic
-from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import last_record
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.system.terminal.secrets import masked, masked_values

@@ -9,11 +9,10 @@ from dsrun.messages import Message
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.lint.batch import check_batch
-from dsrun.zero.lint.codes import ConfigFindings
+from dsrun.zero.lint.codes import ConfigFindings, checks_of
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.source import PATTERNS, JsonSource, NotJsonError, dotted, read
 from dsrun.zero.lint.structure import check_reading, check_structure, leaves
-from dsrun.zero.lint.table import checks_of
 from dsrun.zero.lint.trainer import check_against, check_auto
 from dsrun.zero.rules import broken
 from dsrun.zero.schema import blocks, shown

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dsrun.audit import judge
+from dsrun.audit.evidence import LOG_PATTERNS
 from dsrun.audit.judge import FactNames, FactTruth, audit_facts, audited
-from dsrun.audit.logs import LOG_PATTERNS
 from dsrun.datafiles import toml_beside
 
 FILE = toml_beside(judge.__file__, "facts.toml")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.launch.context import LocalWorkers, TrainingJob, decide
 from dsrun.launch.environment import run_arguments, worker_environment
 from dsrun.launch.supervisor.events import PipeTee, tee_output
-from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.launch.workers.agent import ZygoteStarter
 from dsrun.system.terminal.log_format import NoiseFilter
 

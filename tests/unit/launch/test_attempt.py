@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import RunAttempt
-from dsrun.launch.supervisor.attempt_context import AttemptContext
+from dsrun.launch.supervisor.ending import AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.launch.supervisor.watchdog import PhaseLimits
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
-from dsrun.runs.heartbeat import RankHeartbeat
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import RankHeartbeat, StopRequest
 from dsrun.system import variables
 
 

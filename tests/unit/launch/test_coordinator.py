@@ -19,7 +19,7 @@ from dsrun.launch.coordinator.messages import (
     decision_from_dict,
 )
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 from tests.unit.launch.local_cluster import FAILED, NEVER, report_all, restart, stop, until
 
 

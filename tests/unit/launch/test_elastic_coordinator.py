@@ -14,7 +14,7 @@ from dsrun.launch.coordinator.messages import NodeResult, StoppedBeforeStart, un
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.policy import NODE_LOST
-from dsrun.runs.stop_request import REGROUP, StopRequest
+from dsrun.runs.heartbeat import REGROUP, StopRequest
 from tests.unit.launch.local_cluster import restart, stop, until
 
 

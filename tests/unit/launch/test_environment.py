@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers
 from dsrun.launch.environment import launch_environment, library_has_libuv, network_variables
-from dsrun.launch.training_job import LocalWorkers
 
 CPU = LocalWorkers(2, "cpu", 8)
 GPU = LocalWorkers(2, "cuda", 8)

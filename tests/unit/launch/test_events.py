@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback
-from dsrun.launch.supervisor.attempt_context import AttemptResult
+from dsrun.launch.supervisor.ending import AttemptResult
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide

@@ -5,8 +5,7 @@ import shlex
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.launchers import refuse_scripts
-from dsrun.launch.program import any_program
+from dsrun.launch.program import any_program, refuse_scripts
 
 
 @pytest.mark.parametrize(

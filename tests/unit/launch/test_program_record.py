@@ -12,14 +12,14 @@ import pytest
 
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.launch import program_record
+from dsrun.launch.context import LocalWorkers, RunOutcome, TrainingJob
 from dsrun.launch.program_record import ProgramFigures, ProgramRecord
-from dsrun.launch.training_job import LocalWorkers, RunOutcome, TrainingJob
 from dsrun.monitoring.run_status import status_of
 from dsrun.monitoring.trainer_logs.status import LogReader
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.runs.reader import read_history
 from dsrun.runs.records import EventLog, read_records, seconds_of
-from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import FileTail, progress
 from dsrun.system.build_locks import LONG_S
 

@@ -24,7 +24,7 @@ from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStar
 from dsrun.launch.coordinator.rendezvous import join, rendezvous
 from dsrun.launch.coordinator.transport import hmac_digest, listen
 from dsrun.launch.signals import StartupSignals
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.system import net
 from tests.ports import free_ports
 from tests.unit.launch.local_cluster import KEY

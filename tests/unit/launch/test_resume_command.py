@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers
 from dsrun.launch.node.work import LaunchOptions, training_job
-from dsrun.launch.training_job import LocalWorkers
 from dsrun.recipe.resolve import resolve
 
 

@@ -13,11 +13,10 @@ import psutil
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import LocalLauncher
+from dsrun.launch.context import LocalLauncher, LocalWorkers, RunOutcome
 from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.node import run_node
 from dsrun.launch.signals import StartupSignals
-from dsrun.launch.training_job import LocalWorkers, RunOutcome
 from dsrun.recipe.preflight.elastic import NodeRange, with_range
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import to_json
@@ -139,7 +138,7 @@ import os, sys
 from pathlib import Path
 from dsrun.launch.node.run_node import notifier, report
 from dsrun.launch.coordinator.messages import RendezvousError
-from dsrun.launch.training_job import RunOutcome
+from dsrun.launch.context import RunOutcome
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart, decide_without_server
 from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.policy import AttemptFailure
 from dsrun.launch.supervisor.supervise import _Supervision, supervise
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.runs.manifest import write_manifest
-from dsrun.runs.stop_request import StopRequest
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.supervisor.status_files import RankSnapshot, StatusWriter, node_status
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import STALE_S
 from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.signals import OUTER_POLL_S, StopRequests
-from dsrun.runs.stop_request import UNKNOWN_SIGNAL, StopRequest, read_stop_file
+from dsrun.runs.heartbeat import UNKNOWN_SIGNAL, StopRequest, read_stop_file
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,8 +9,7 @@ import pytest
 
 from dsrun.cli.options import declared_in
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.other_tools import answer, other_tools
-from dsrun.recipe.compat.removed import vocabulary
+from dsrun.recipe.compat.removed import answer, other_tools, vocabulary
 from dsrun.recipe.resolve import resolve
 
 launch, export = declared_in("launch/command.toml"), declared_in("export.toml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.runs.stop_request import StopRequest, first_request, read_stop_file, write_stop_file
+from dsrun.runs.heartbeat import StopRequest, first_request, read_stop_file, write_stop_file
 
 
 def test_first_request_in_stop_file_stays(tmp_path):

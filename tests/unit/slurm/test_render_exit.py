@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.program import any_program
-from dsrun.runs.stop_request import read_stop_file
+from dsrun.runs.heartbeat import read_stop_file
 from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import (

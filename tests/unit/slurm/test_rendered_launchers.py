@@ -13,9 +13,9 @@ from dsrun.cli.slurm.script import SLURM
 from dsrun.errors import UsageError
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import make_spec as make_kubernetes_spec
+from dsrun.launch.context import LocalWorkers, TrainingJob
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.program import any_program
-from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import make_spec
 

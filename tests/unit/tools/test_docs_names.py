@@ -11,8 +11,7 @@ import pytest
 
 from dsrun import __version__
 from dsrun.cli.main import cli
-from dsrun.recipe.compat.other_tools import other_tools
-from dsrun.recipe.compat.removed import removed_flags
+from dsrun.recipe.compat.removed import other_tools, removed_flags
 from dsrun.recipe.flags import by_spelling, normalise
 
 ROOT = Path(__file__).parents[3]

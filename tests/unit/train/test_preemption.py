@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.train.base.rank_context import PreemptionHandler
 from dsrun.train.loop.preemption import PendingEvaluationCallback, PreemptionCallback, StopVote
 

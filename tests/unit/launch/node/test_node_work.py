@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.launch.context import LocalWorkers
 from dsrun.launch.launcher_line import parse_torchrun
 from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, training_job, training_work
 from dsrun.launch.supervisor.policy import RestartLimits
-from dsrun.launch.training_job import LocalWorkers
 from dsrun.recipe.preflight.elastic import batches_by_nodes
 from dsrun.recipe.resolve import resolve
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, MissingError, UsageError
-from dsrun.launch.context import LocalLauncher
+from dsrun.launch.context import LocalLauncher, LocalWorkers, RunOutcome
 from dsrun.launch.node.run_node import report
 from dsrun.launch.node.sender import _early_end, printed_events
 from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
-from dsrun.launch.training_job import LocalWorkers, RunOutcome
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.heartbeat import StopRequest
 from dsrun.system import variables
 from dsrun.system.terminal import log_format
 from tests.run_folders import event

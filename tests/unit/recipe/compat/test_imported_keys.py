@@ -8,8 +8,7 @@ from dsrun.datafiles import read_toml
 from dsrun.errors import UsageError
 from dsrun.recipe.compat import imported_values
 from dsrun.recipe.compat.imported_run import TOOLS, ImportedRun, import_run, tool_of
-from dsrun.recipe.compat.other_tools import OUTCOMES, row_of, tables
-from dsrun.recipe.compat.removed import vocabulary
+from dsrun.recipe.compat.removed import OUTCOMES, row_of, tables, vocabulary
 
 PUBLIC = read_toml(Path(__file__).parents[3] / "data/imported/keys.toml")
 FILES = [(tool, name) for tool, facts in PUBLIC.items() for name in facts["files"]]

@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.compat.imported_run import ImportedRun, import_run
-from dsrun.recipe.compat.other_tools import tables
+from dsrun.recipe.compat.removed import tables
 from dsrun.recipe.flags import SECRETS
 
 AXOLOTL: dict[str, Any] = {"base_model": "m", "datasets": [{"path": "a.jsonl", "type": "chat_template"}]}
