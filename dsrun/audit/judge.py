@@ -16,7 +16,7 @@ from dsrun.findings.checks import Check, CheckResult
 from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.models.families import family_of
-from dsrun.system import tested
+from dsrun.system import host
 
 AuditAnswer = Literal["affected", "not affected", "cannot tell"]
 _ANSWERS: Mapping[str, AuditAnswer] = {"fail": "affected", "warn": "affected", "open": "cannot tell"}
@@ -42,7 +42,7 @@ def _with_known(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with what it takes from dsrun/system/known_bad.toml."""
     if "known" not in row:
         return row
-    known = toml_beside(tested.__file__, "known_bad.toml")[row["known"]]
+    known = toml_beside(host.__file__, "known_bad.toml")[row["known"]]
     versions = [f"within({name}, {text!r})" for name, text in known["packages"].items()]
     when = " and ".join([*versions, f"({row.get('when', 'True')})"])
     return {**known, **row, "when": when, "applies": f"stage == {known['stage']} and ({row.get('applies', 'True')})"}

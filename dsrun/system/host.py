@@ -1,4 +1,4 @@
-"""What this machine offers (processor, memory, disk) within the limits of a container or batch job."""
+"""What this machine offers (processor, memory, disk, versions) within the limits of a container or batch job."""
 
 import os
 import platform
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import MissingError
+from dsrun.messages import Message
 from dsrun.system.files import nearest_existing, text_of_file
 
 ROOT = Path("/")
@@ -257,3 +258,24 @@ def mount_in(text: str, path: Path) -> MountPoint | None:
         if real.is_relative_to(point) and (found is None or len(point.parts) >= len(found.point.parts)):
             found = MountPoint(point=point, kind=fields[2], options=tuple(fields[3].split(",")))
     return found
+
+
+TESTED: Mapping[str, str] = {"torch": "2.13.0", "transformers": "5.23.0"}
+"""The versions of torch and transformers that dsrun's tests run with: those of constraints.txt, as a test ensures."""
+
+
+def untested(versions: Mapping[str, str]) -> Message | None:
+    """What to tell of installed versions that are not tested; None where they are, up to the number of the patch, or
+    where there are none."""
+    other = [name for name, tested in TESTED.items() if name in versions and _minor(versions[name]) != _minor(tested)]
+    if not other:
+        return None
+    return Message(
+        "{installed}: not tested with dsrun, as {tested} are",
+        installed=", ".join(f"{name} {versions[name]}" for name in other),
+        tested=", ".join(f"{name} {version}" for name, version in TESTED.items()),
+    )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -14,9 +14,8 @@ from dsrun.doctor.job.settings import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level, finding_of, text_of
 from dsrun.messages import Message
-from dsrun.system import tested
-from dsrun.system.host import NEEDED
-from dsrun.system.tested import untested
+from dsrun.system import host
+from dsrun.system.host import NEEDED, untested
 from dsrun.zero.ops import stage_of
 
 
@@ -49,7 +48,7 @@ class KnownBad:
 
 @cache
 def known_bad_rows() -> tuple[KnownBad, ...]:
-    return tuple(KnownBad(code=code, **row) for code, row in toml_beside(tested.__file__, "known_bad.toml").items())
+    return tuple(KnownBad(code=code, **row) for code, row in toml_beside(host.__file__, "known_bad.toml").items())
 
 
 def _matches(version: str | None, specifiers: str) -> bool:

@@ -24,7 +24,7 @@ from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import BATCH_FLAGS
-from dsrun.recipe.group_timeout import group_timeout_s
+from dsrun.recipe.deepspeed_file import group_timeout_s
 from dsrun.recipe.preflight.elastic import NodeRange, batches_by_nodes, node_range, with_range
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from dsrun.errors import DsrunError, ToolError
 from dsrun.hardware.gpu_facts import AMPERE
 from dsrun.launch.expected_gpus import check_rank
-from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
+from dsrun.recipe.deepspeed_file import DEFAULT_S, group_timeout_s
 from dsrun.train.base.refusals import refusal
 
 DeviceType = Literal["cuda", "cpu"]

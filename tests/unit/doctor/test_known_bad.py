@@ -127,7 +127,7 @@ def test_versions_that_are_not_tested_are_told(tmp_path: Path, versions, named) 
 
 
 def test_tested_versions_are_those_of_constraints_txt(tmp_path: Path) -> None:
-    from dsrun.system.tested import TESTED
+    from dsrun.system.host import TESTED
 
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert {name: pinned[name] for name in TESTED} == TESTED

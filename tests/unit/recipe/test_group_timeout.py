@@ -9,7 +9,7 @@ import pytest
 import torch.distributed.distributed_c10d as c10d
 
 from dsrun.errors import UsageError
-from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
+from dsrun.recipe.deepspeed_file import DEFAULT_S, group_timeout_s
 from dsrun.train.base import distributed
 from dsrun.train.base.distributed import DistributedWorld
 
