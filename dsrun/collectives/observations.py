@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from dsrun.collectives.schedule import CollectivePhase, CollectiveUnit, average_bandwidths
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, text_of
 from dsrun.machine.gpus import visible_gpus
 from dsrun.machine.node_comparison import NodeDifference, compared
 from dsrun.machine.nvml import NvmlError, nvml_session

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.demo.build_demo import DEMO_NAMES
-from dsrun.runs.stop_request import first_request
+from dsrun.runs.heartbeat import first_request
 from dsrun.system.files import replacing
-from dsrun.system.terminal.display import counted
-from dsrun.system.terminal.layout import command_text
+from dsrun.system.terminal.display import command_text, counted
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption

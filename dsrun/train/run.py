@@ -13,8 +13,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import HeartbeatWriter
-from dsrun.system.host import versions
-from dsrun.system.tested import TESTED, untested
+from dsrun.system.host import TESTED, untested, versions
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import DistributedWorld, init_process_group
 from dsrun.train.base.plan import NOTHING, Given, load_plugin

@@ -12,8 +12,7 @@ from dsrun.collectives.coordination.meeting import CONNECT_S, LeaderConnections
 from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, NodeFacts, RankResult
 from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.schedule import CollectivePhase, CollectiveUnit, apart, cover, rounds, units_of
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import Finding, text_of
 from dsrun.launch.coordinator.transport import PeerMessage
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.diagnosis.log.notation import STAMP, without_prefix
-from dsrun.system.patterns import patterns_beside
 
 _KINDS = patterns_beside(__file__, table="kinds")
 HEADER = b"Traceback (most recent call last)"

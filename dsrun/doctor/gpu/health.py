@@ -9,9 +9,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.conditions import findings_where, first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, findings_where, first_where, text_of
 from dsrun.messages import Message
 from dsrun.system.terminal.display import counted
 

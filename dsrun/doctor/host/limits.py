@@ -9,9 +9,7 @@ from typing import Any
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.findings.conditions import findings_where, first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
+from dsrun.findings.finding import Finding, finding_of, findings_where, first_where
 from dsrun.messages import joined
 from dsrun.system.host import cgroups, cpu_quota
 from dsrun.system.terminal.display import counted

@@ -15,9 +15,7 @@ from typing import NamedTuple
 from dsrun.doctor.job.settings import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings.conditions import findings_where, first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, findings_where, first_where, text_of
 from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import DISK_FULL, nearest_existing
 from dsrun.system.terminal.display import duration

@@ -8,13 +8,10 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
-from dsrun.findings.conditions import findings_where, first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, findings_where, first_where, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.modelscope_cache import stored_name
-from dsrun.hub.reach import DATA_SET, HubAddress, downloads, hub_models, offline_by
-from dsrun.hub.unreachable import other_sources
+from dsrun.hub.reach import DATA_SET, HubAddress, downloads, hub_models, offline_by, other_sources
 from dsrun.messages import Message, joined
 from dsrun.models.folder import cached_snapshot, find, hub_cache, hub_home
 from dsrun.recipe.recipe import Recipe

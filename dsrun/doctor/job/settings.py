@@ -11,9 +11,7 @@ from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
-from dsrun.findings.conditions import first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, first_where, text_of
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.models.families import family_of, model_type_of
 from dsrun.models.folder import find
@@ -22,9 +20,9 @@ from dsrun.recipe.deepspeed_file import as_object, read_text, with_deepspeed_rea
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import BF16_FROM, decide_precision
 from dsrun.recipe.preflight.files import check_inputs
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
+from dsrun.recipe.trackers import check_packages
 from dsrun.system.host import cpu_bf16
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.generate.presets import USUAL_MEMORY_GIB

@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import RESOLVE_S, DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
-from dsrun.findings.conditions import findings_where, first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
-from dsrun.launch.context import DEFAULT_PORT, LAST_PORT, LaunchRequest
-from dsrun.launch.detection.slurm import in_slurm_step
+from dsrun.findings.finding import Finding, finding_of, findings_where, first_where, text_of
+from dsrun.launch.context import DEFAULT_PORT, LAST_PORT, LaunchRequest, decide
+from dsrun.launch.detection.detect import in_slurm_step
 from dsrun.launch.detection.started import launcher_of
-from dsrun.launch.training_job import decide
 from dsrun.machine.torch_gpus import NO_DEVICES
 from dsrun.system.env import worker_from_env
 from dsrun.system.host import cores

@@ -16,9 +16,7 @@ from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.job.settings import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
-from dsrun.findings.conditions import first_where
-from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.finding import Finding, finding_of, first_where, text_of
 from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts
 from dsrun.runs.records import write_json_atomic

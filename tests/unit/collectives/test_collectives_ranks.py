@@ -18,7 +18,7 @@ from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.run_collectives import run_test
 from dsrun.collectives.schedule import OPERATIONS
-from dsrun.findings.texts import text_of, text_table
+from dsrun.findings.finding import text_of, text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message
 from dsrun.system.net import free_port

@@ -2,7 +2,7 @@
 
 from dsrun.collectives.observations import NodeFacts
 from dsrun.collectives.observations import differences as between_ranks
-from dsrun.findings.texts import text_of
+from dsrun.findings.finding import text_of
 from dsrun.machine.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.nodes import NodeReport
 from dsrun.wheel.verify.probed_machine import ProbedMachine
