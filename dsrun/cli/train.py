@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -96,6 +97,15 @@ def _help_entry(flag: "RecipeFlag", width: int) -> str:
     text = f"{head if is_beside else '':<{HELP_COLUMN}}{meaning}"
     lines = wrapped(text, max(HELP_COLUMN + 20, width), HELP_COLUMN)
     return "\n".join(lines if is_beside else [head, *lines])
+
+
+def flags_after(program: Sequence[str]) -> list[str] | None:
+    """The flags of "train --model …", the words after another command's `--`; None without words. Raises UsageError
+    for another program."""
+    words = list(program[1:] if program[:1] == ("dsrun",) else program)
+    if words and words[0] != "train":
+        raise imported("dsrun.cli.output:refusal")("train.program", word=words[0])
+    return words[1:] if words else None
 
 
 @click.command(cls=TrainCommand, name="train")

@@ -369,3 +369,22 @@ def test_plan_quote_needs_one_amount(plan, tmp_path):
     assert (made["tokens"], made["hours"], made["cost"]) == (18_000_000, pytest.approx(10), pytest.approx(20))
     for amounts in ((), ("--epochs", "3"), ("--tokens", "1B", "--epochs", "3")):
         assert plan(*quote, *amounts).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("train", "--model", "m"), "--measure"),
+        (("--measure", "60s", "--tokens", "1B"), "train"),
+        (("--measure", "60s", "--tokens", "1B", "--", "python", "x.py"), "python"),
+        (("--measure", "60s", "--", "train", "--model", "m"), "--tokens"),
+        (("--measure", "60s", "--tokens", "1B", "--quote", "run", "--", "train", "--model", "m"), "--quote"),
+        (("--measure", "60", "--tokens", "1B", "--", "train", "--model", "m"), "60s"),
+        (("--measure", "60s", "--tokens", "many", "--", "train", "--model", "m"), "--tokens"),
+    ],
+)
+def test_plan_measure_refuses_what_names_no_training(plan, args, named):
+    """Before any training is begun."""
+    done = plan(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr

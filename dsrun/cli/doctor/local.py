@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from dsrun.cli.options import imported
-from dsrun.cli.output import print_json, refusal
+from dsrun.cli.output import print_json
+from dsrun.cli.train import flags_after
 from dsrun.doctor import registry
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import EXIT_FINDINGS, DsrunError, UsageError, did_you_mean
@@ -111,7 +112,7 @@ def job_target(given: Mapping[str, Any], cwd: Path) -> DoctorTarget:
     folder = Path(given["output"]).expanduser() if given["output"] else None
     own = {name: given[name] for name in ("nproc", "master_addr", "master_port")}
     place = DoctorTarget(output=folder, cwd=cwd, **own)
-    run_file, flags = given["run_file"], _train_flags(given["program"])
+    run_file, flags = given["run_file"], flags_after(given["program"])
     if run_file is None and flags is None:
         return place
     if run_file is not None and not (cwd / run_file).is_file():
@@ -126,15 +127,6 @@ def job_target(given: Mapping[str, Any], cwd: Path) -> DoctorTarget:
     output = folder or (Path(spec.output).expanduser() if spec.output else None)
     nproc, port = place.nproc or spec.nproc, place.master_port or spec.master_port
     return replace(place, recipe=recipe, output=output, nproc=nproc, master_port=port, nodes=nodes)
-
-
-def _train_flags(program: Sequence[str]) -> Sequence[str] | None:
-    words = list(program[1:] if program[:1] == ("dsrun",) else program)
-    if not words:
-        return None
-    if words[0] != "train":
-        raise refusal("doctor.program", word=words[0])
-    return words[1:]
 
 
 def _slurm_nodes(run_file: str | None, cwd: Path) -> int:

@@ -1,19 +1,29 @@
-"""`dsrun plan --quote RUN`: what a longer training would take."""
+"""`dsrun plan --quote RUN` and `--measure 60s -- train …`: what a longer training would take."""
 
 from pathlib import Path
 from typing import Any
 
 from dsrun.cli.output import print_json, print_line, refusal
+from dsrun.cli.plan.measure import measure
+from dsrun.cli.train import flags_after
 from dsrun.monitoring.quote import CHECKED_S, Quote, measured, number_of_tokens
 from dsrun.system.terminal.display import duration
 
 
 def print_quote(given: dict[str, Any]) -> int:
     """Print it for --tokens or --epochs; the exit code."""
-    run = measured(Path(given["quote"]))
-    if (given["tokens"] is None) == (given["epochs"] is None) or (given["epochs"] and not run.epoch):
-        raise refusal("plan.quote")
-    tokens = number_of_tokens(given["tokens"]) if given["tokens"] else given["epochs"] * (run.epoch or 0)
+    tokens = number_of_tokens(given["tokens"]) if given["tokens"] is not None else None
+    if given["measure"] is None:
+        run = measured(Path(given["quote"]))
+    else:
+        found = measure(given["measure"], flags_after(given["program"]) or [])
+        if isinstance(found, int):
+            return found
+        run = found
+    if tokens is None:
+        if run.epoch is None:
+            raise refusal("plan.epochs", run=given["quote"] or "the training")
+        tokens = given["epochs"] * run.epoch
     quote = Quote(run=run, tokens=tokens)
     cost = given["price"] and given["price"] * quote.gpu_hours
     if given["form"] == "json":

@@ -32,8 +32,8 @@ NEED_GPUS = ("deepspeed", "calibrate", "gpu_memory", "global_batch_size")
 
 def run(**given: Any) -> int:
     """Print the plan for what was given; the callback of `dsrun plan`."""
-    if given["quote"]:
-        from dsrun.cli.plan.quote import print_quote  # what a run folder tells, not a model
+    if given["quote"] or given["measure"]:
+        from dsrun.cli.plan.quote import print_quote  # what a run tells, not a model
 
         return print_quote(given)
     if given["cluster"] or given["partition"] is not None:

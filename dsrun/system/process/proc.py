@@ -78,26 +78,35 @@ def interrupted_by_stop_signals() -> Iterator[None]:
 
 
 def run_foreground(
-    argv: Sequence[str], *, output: int | None = None, err: bool = True, limit_s: float = math.inf, grace_s: float = 30
+    argv: Sequence[str],
+    *,
+    output: int | None = None,
+    err: bool = True,
+    limit_s: float = math.inf,
+    grace_s: float = 30,
+    stop: signal.Signals = signal.SIGTERM,
+    until: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `argv` in a session of its own, with `output` as stdout and, with `err`, stderr, and leave no process of
     it behind; it is killed after `limit_s` seconds.
 
-    Returns its exit code, 128 + n for death by signal n. Stop signals reach its process group as SIGTERM; `grace_s`
-    seconds after the first one, or at the third, the session is killed. Then KeyboardInterrupt is raised. Should this
-    process be killed outright, the kernel sends the child SIGTERM.
+    Returns its exit code, 128 + n for death by signal n. Stop signals reach its process group as `stop`; `grace_s`
+    seconds after the first one, or at the third, the session is killed. Then KeyboardInterrupt is raised. It is stopped
+    likewise, without that, once `until` is true. Should this process be killed outright, the kernel sends the child
+    SIGTERM.
     """
     stops: list[int] = []
     with handling(lambda signum, _: stops.append(signum), STOP_SIGNALS):
         process = subprocess.Popen(
             with_pdeathsig(argv, os.getpid()), stdout=output, stderr=output if err else None, start_new_session=True
         )
-        forwarded, deadline = 0, time.monotonic() + limit_s
+        forwarded, deadline, enough = 0, time.monotonic() + limit_s, False
         try:
             while process.poll() is None:
-                if len(stops) > forwarded:
-                    forwarded, deadline = len(stops), min(deadline, time.monotonic() + grace_s)
-                    os.killpg(process.pid, signal.SIGTERM)  # not reaped yet, so the group exists
+                enough = enough or until()
+                if len(stops) + enough > forwarded:
+                    forwarded, deadline = len(stops) + enough, min(deadline, time.monotonic() + grace_s)
+                    os.killpg(process.pid, stop)  # not reaped yet, so the group exists
                 if len(stops) > 2 or time.monotonic() >= deadline:
                     _end_session(process.pid, 0)
                 with suppress(subprocess.TimeoutExpired):

@@ -111,6 +111,19 @@ def test_foreground_death_by_signal_is_128_plus_n():
     assert run_foreground(python("import os; os.kill(os.getpid(), 9)")) == 137
 
 
+def test_foreground_is_stopped_once_it_has_done_enough(tmp_path):
+    """With the signal that is asked for; the exit code is its own, and nothing is raised."""
+    code = f"""
+import pathlib, sys, time
+try:
+    pathlib.Path({str(tmp_path / "begun")!r}).touch()
+    time.sleep({PATIENCE_S})
+except KeyboardInterrupt:
+    sys.exit(9)
+"""
+    assert run_foreground(python(code), stop=signal.SIGINT, until=(tmp_path / "begun").exists) == 9
+
+
 def test_foreground_outside_main_thread():
     codes = []
     thread = threading.Thread(target=lambda: codes.append(run_foreground(python("raise SystemExit(5)"))))
