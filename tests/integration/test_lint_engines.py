@@ -63,6 +63,7 @@ RUN = [
     config({"stage": 2}, optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer="false"),
     config({"stage": 3, "reduce_scatter": False}, gradient_predivide_factor=2.0),
     config({"stage": 0}, prescale_gradients=True, gradient_predivide_factor=0),
+    *[config({"stage": 1}, gradient_predivide_factor=each) for each in (0, "2")],
     config({"stage": 1}, sequence_parallel_size=2),
     config(gradient_clipping=0, steps_per_print=10.0, prescale_gradients=True, memory_breakdown=False),
     config({"stage": 1}, gradient_clipping=0.5, wall_clock_breakdown=1, communication_data_type="fp32"),
@@ -92,8 +93,11 @@ FAIL = [
             config({"stage": 3}, prescale_gradients=1),
             config({"stage": 2}, gradient_predivide_factor=2.0),
             config({"stage": 2}, gradient_predivide_factor="2"),
-            *[config({"stage": stage}, gradient_predivide_factor=each) for stage in (0, 1) for each in (0, "2")],
-            config({"stage": 2, "reduce_scatter": False}, gradient_predivide_factor=0),
+            *[
+                config({"stage": stage, "reduce_scatter": False}, gradient_predivide_factor=each)
+                for stage in (0, 1, 2, 3)
+                for each in (0, "2")
+            ],
             *[config({"stage": 2, "zenflow": flow, **OFFLOADED}, optimizer=OWN_ADAM) for flow in ODD_INTERVALS],
             config({"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False}),
             config({"stage": 2}, optimizer={"type": "Lamb", "params": {"lr": 0.1}}, fp16=FIXED_SCALE, **UNTESTED),
@@ -144,6 +148,8 @@ FAIL = [
     ("optimizer_param", config(**adam(betas=[0.9]))),
     ("optimizer_param", config(**adam(betas=[0.9, 1.0]))),
     ("optimizer_param", config(**adam(max_grad_norm=0))),
+    *[("optimizer_param", config(**adam(**{each: -1}))) for each in ("lr", "eps", "weight_decay")],
+    ("optimizer_param", config(optimizer={"type": "SGD", "params": {"lr": -0.1}})),
     ("unknown_scheduler", config(**warmup("WarmupLinearLR"))),
     ("unknown_scheduler", config({"stage": 2}, **warmup("CosineAnnealingLR", T_max=2))),
     ("scheduler_param", config(scheduler={"type": "WarmupLR"})),

@@ -274,6 +274,16 @@ def test_quoted_optimizer_param_is_repaired_if_it_is_finite(lr, fix):
     assert only({**zero(1), "optimizer": {"type": "AdamW", "params": {"lr": lr}}}, "optimizer_param").fix == fix
 
 
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+def test_optimizer_param_below_0_is_refused_by_classes_of_torch(name):
+    def optimizer(**params):
+        return {**zero(1), "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, **params}}}
+
+    finding = only(optimizer(torch_adam=True, **{name: -1}), "optimizer_param")
+    assert (finding.level, finding.where.split(" ")[0]) == ("error", f"optimizer.params.{name}")
+    assert "optimizer_param" not in [code for _, code, _ in found(optimizer(**{name: -1}))]
+
+
 def test_optimizer_param_of_another_optimizer():
     params = {"lr": 1e-3, "beta": [0.9, 0.99]}
     assert (
