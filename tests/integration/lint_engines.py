@@ -10,8 +10,21 @@ from pathlib import Path
 from tests.integration.as_rank import run_to_the_end
 
 
+def prepare(config: dict) -> None:
+    """For a process, and all that it forks: load what engines of DeepSpeed need that are configured so."""
+    import deepspeed  # noqa: F401
+
+    from dsrun.train.base.distributed import world_from_env
+    from dsrun.train.loop.engine import prepare_ops
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
+    prepare_ops(config, world_from_env(use_cpu=True), notify=print)
+
+
 def verdict(config: dict) -> str:
-    """An empty text, or the error that the config ends in."""
+    """An empty text, or the error that the config ends in within two optimizer steps; weights that are no numbers
+    then are one, too."""
     import deepspeed
     import torch
 
@@ -19,25 +32,21 @@ def verdict(config: dict) -> str:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     try:
         engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-        dtype = next(engine.module.parameters()).dtype
-        for _ in range(2):
-            engine.backward(engine(torch.ones(1, 8, dtype=dtype)).float().sum())
+        ones = torch.ones(1, 8, dtype=next(engine.module.parameters()).dtype)
+        for _ in range(2 * round(engine.gradient_accumulation_steps())):
+            engine.backward(engine(ones).float().sum())
             engine.step()
+        is_finite = bool(engine(ones).isfinite().all())
         engine.destroy()
     except Exception as error:  # whatever DeepSpeed ends in is the answer
-        return f"{type(error).__name__}: {error}"[:300] or "failed"
-    return ""
+        return f"{type(error).__name__}: {error}"[:300]
+    return "" if is_finite else "the weights are no numbers"
 
 
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
-    from dsrun.train.base.distributed import world_from_env
-    from dsrun.train.loop.engine import prepare_ops
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # Without it DeepSpeed would compile its collectives through shared memory first: a minute.
-    prepare_ops({}, world_from_env(use_cpu=True), notify=print)
+    prepare({})
     deepspeed.init_distributed(dist_backend="gloo")
     found = [verdict(config) for config in json.loads(Path(configs).read_text())]
     Path(answers).write_text(json.dumps(found))

@@ -13,7 +13,7 @@ from dsrun.messages import Message
 from dsrun.zero import schema
 from dsrun.zero.lint.source import JsonSource, TextPosition, dotted, finite
 from dsrun.zero.rules import names_of
-from dsrun.zero.schema import Path, blocks, schedulers, shown
+from dsrun.zero.schema import Path, blocks, optimizer_params, schedulers, shown, torch_optimizers
 from dsrun.zero.view import MISSING, ConfigView
 
 
@@ -148,5 +148,8 @@ def _is_int_to_python(value: Any) -> bool:
 
 
 _BUILTIN = (isinstance, bool, dict, float, int, list, str)
-_OWN = (_nearest_quoted, _unquoted, _are_texts, _are_betas, _is_int_to_python, blocks, schedulers, shown, text_of)
+_OWN = (
+    _nearest_quoted, _unquoted, _are_texts, _are_betas, _is_int_to_python, blocks, optimizer_params, schedulers, shown,
+    text_of, torch_optimizers,
+)  # fmt: skip
 _NAMES = {each.__name__.lstrip("_"): each for each in (*_BUILTIN, *_OWN)} | {"MISSING": MISSING}
