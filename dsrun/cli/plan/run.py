@@ -271,6 +271,7 @@ def _print(
         return
     print_commands(dict.fromkeys(command_lines(made.request, made.choice, options), ""))
     if call := plan_text.python_arguments(made.request, made.choice, options):
+        print_line("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
         print_line(f"# your script: {call}")
     elif options.trained and not options.data:
         print_line("# your data: --train-file FILE or --dataset NAME")

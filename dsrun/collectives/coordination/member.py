@@ -20,9 +20,9 @@ from dsrun.collectives.observations import node_facts
 from dsrun.collectives.place import MemberPlace
 from dsrun.errors import UsageError, one_line
 from dsrun.findings.finding import Finding
+from dsrun.launch.context import LocalWorkers, decide
 from dsrun.launch.coordinator.transport import PeerMessage
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
-from dsrun.launch.training_job import LocalWorkers, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import addresses, own_name_addresses

@@ -35,7 +35,7 @@ class GpuPeak(NamedTuple):
 
     That is one of three moments: where the loss is computed, which is before the gradients are made; where the backward
     pass is in a layer; or in the optimizer's step, where activations and gathered weights are gone. `late` are the
-    gradients that are not there yet at the first.
+    gradients that are not there yet at the first, of which `first` is made before those of the layers.
     """
 
     states: RankStates
@@ -43,6 +43,7 @@ class GpuPeak(NamedTuple):
     activations: ActivationBytes
     factor: float = 1.0
     late: int = 0
+    first: int = 0
 
     @property
     def moment(self) -> Literal["loss", "layer", "step"]:
@@ -67,15 +68,28 @@ class GpuPeak(NamedTuple):
     @property
     def _moments(self) -> dict[Literal["loss", "layer", "step"], "PeakMoment"]:
         held, kept, step = self.buffers, self.activations, self.states.step
-        there = held.total - held.context
+        there = held.total - held.context + kept.kept
         traffic = (GATHERING if held.gathered else FRAGMENTATION) * (held.buckets + held.gathered)
-        loss = FRAGMENTATION * (kept.kept if kept.cast else kept.kept + kept.logits) + kept.cast
-        layer = FRAGMENTATION * (kept.kept + kept.working)
+        always = int(FRAGMENTATION * kept.kept + traffic)
+        # Whole logits leave their own gaps; beside losses in pieces those show that the step's flat gradients left.
+        loss = kept.cast + self._taken if kept.cast else int(FRAGMENTATION * kept.logits + STEPPING * self.late)
+        layer = int(FRAGMENTATION * kept.working + STEPPING * self._coming)
         return {
-            "loss": PeakMoment(there + kept.kept + kept.logits - self.late, int(loss + traffic) + self._taken),
-            "layer": PeakMoment(there + kept.kept + kept.working, int(layer + traffic)),
+            "loss": PeakMoment(there + kept.logits - self.late, always + loss),
+            "layer": PeakMoment(there + kept.working - self._coming, always + layer),
             "step": PeakMoment(step, int(STEPPING * step) + (kept.cast if step else 0)),
         }
+
+    @property
+    def absent(self) -> int:
+        """The gradients that are not there at the peak."""
+        return {"loss": self.late, "layer": self._coming, "step": 0}[self.moment]
+
+    @property
+    def _coming(self) -> int:
+        """Of a single micro batch gradients come as kept activations go: first that of the output embedding, beside all
+        activations, and last all, beside none."""
+        return min(self.late - self.first, self.activations.kept) if self.late else 0
 
     @property
     def _taken(self) -> int:
@@ -139,6 +153,8 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
         if request.trainer == "dsrun":  # TRL's has tiles of logits, as its model
             other = work.width * work.micro_batch * work.length * request.beside.vocabulary
             kept = kept._replace(logits=kept.logits + other)
+    # ZeRO-3 has a place for its shares of them all the time.
+    late = held.gpu.gradients if strategy.stage < 3 and _is_one_pass(request, micro_batch) else 0
     return GpuPeak(
         states=held,
         buffers=buffers(
@@ -151,8 +167,8 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
         ),
         activations=kept,
         factor=request.factor,
-        # ZeRO-3 has a place for its shares of them all the time.
-        late=held.gpu.gradients if strategy.stage < 3 and _is_one_pass(request, micro_batch) else 0,
+        late=late,
+        first=0 if request.lora else min(late, sharding.width * request.model.vocabulary * request.model.hidden),
     )
 
 

@@ -80,6 +80,7 @@ class ModelShapes:
     positions: int | None = None
     relative_bias: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     @cached_property
     def parameters(self) -> int:

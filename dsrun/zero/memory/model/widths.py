@@ -36,15 +36,18 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...])
     encoder = _Side(part(config, "encoder"), tensors, "encoder") if seq2seq else None
     outside = [*decoder.outside, *(encoder.outside if encoder else ())]
     positions = [w.shape[0] for w in outside if _leaf_is("positions", w) and not _PATTERNS["senses"].search(w.name)]
+    kind = str(config["model_type"])
     longest = max(positions) - family.unused_positions if positions else None
     relative = any("relative_attention_bias" in each.name for each in tensors)
+    # The default of the families that have any: of encoder-decoders, and of those with learned positions.
+    dropout = text.share(*NAMES["dropout"], default=0.1 if seq2seq or longest else 0.0)
+    usual = dropout if kind in _TABLE["usual_dropout"]["as_others"] else 0.0
     return ModelShapes(
-        family=str(config["model_type"]), seq2seq=seq2seq, hidden=decoder.width, vocabulary=decoder.vocabulary,
+        family=kind, seq2seq=seq2seq, hidden=decoder.width, vocabulary=decoder.vocabulary,
         tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors),
         norm="t5" if relative else decoder.norm, decoder=decoder.stack(), encoder=encoder.stack() if encoder else None,
         positions=longest, relative_bias=relative,
-        # The default of the families that have any: of encoder-decoders, and of those with learned positions.
-        dropout=text.share(*NAMES["dropout"], default=0.1 if seq2seq or longest else 0.0),
+        dropout=dropout, attention_dropout=text.share(*NAMES["attention_dropout"], default=usual),
     )  # fmt: skip
 
 

@@ -211,7 +211,7 @@ def _scores(model: ModelShapes, stack: LayerWidths, work: TokenBatch, rows: int,
             return cells * stack.heads * work.width
         return cells * work.width if work.masked else 0
     probabilities = work.width + (FP32 if work.width < FP32 else 0)
-    dropped = MASK_BYTES + work.width if model.dropout and work.dropout else 0
+    dropped = MASK_BYTES + work.width if model.attention_dropout and work.dropout else 0
     return cells * stack.heads * (probabilities + dropped)
 
 

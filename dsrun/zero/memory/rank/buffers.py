@@ -23,7 +23,7 @@ GATHERING = 0.75
 (docs/benchmarks.md), whose peak at 8k tokens it is most of."""
 STEPPING = 0.33
 """The same of the flat gradients of the optimizer's step, which lie between activations and the moments that are made
-after them: 2.3 GiB of 6.9 on an H100."""
+after them: 2.3 GiB of 6.9 on an H100; also of gradients that come where activations have gone."""
 TAKEN = 1.5
 """Of whole logits' 16-bit copy, that much of their fp32 copies: 2.3 to 3.1 of 3.9 to 4.6 GiB on an H200."""
 

@@ -12,7 +12,7 @@ from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.peak import ZeroStrategy, gpu
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
-from dsrun.zero.memory.rank.activations import LIGER
+from dsrun.zero.memory.rank.activations import LIGER, TokenBatch, activations
 from dsrun.zero.memory.rank.loss import LogitShape, liger_loss, stock_loss, trl_loss
 
 LLAMA = describe(memory_cases.LLAMA_1B)
@@ -50,6 +50,29 @@ def test_gradients_are_not_there_when_a_single_micro_batch_has_its_loss():
     one, several = (gpu(ask(global_batch=batch), RECOMPUTING, 4) for batch in (4, 8))
     assert one.moment == several.moment == "loss"
     assert several.total - one.total == pytest.approx(one.states.gpu.gradients, abs=2)
+
+
+def test_gradients_come_as_activations_of_layers_go():
+    """Of a single micro batch: never all of both; that of the output embedding comes first."""
+    request = ask(liger=LIGER, stage=2, micro_batch=16, global_batch=16)
+    plain = replace(RECOMPUTING, stage=2, checkpointing=False)
+    one, several = (gpu(replace(request, global_batch=batch), plain, 16) for batch in (16, 32))
+    assert (one.moment, several.absent) == ("layer", 0)
+    assert one.absent == one.states.gpu.gradients - 2 * LLAMA.vocabulary * LLAMA.hidden > 0
+    assert one.total < several.total
+
+
+def test_dropout_of_attention_is_its_own():
+    """OPT's probabilities are not dropped, T5's are; eager attention keeps what is."""
+    found = {}
+    for kind, sizes in (("opt", {"ffn_dim": 512}), ("opt", {"ffn_dim": 512, "attention_dropout": 0.1})):
+        config = {"model_type": kind, "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2,
+                  "num_attention_heads": 4, "max_position_embeddings": 512, **sizes}  # fmt: skip
+        model = describe(config)
+        work = TokenBatch(micro_batch=2, length=256, attention="eager")
+        found[model.attention_dropout] = activations(model, work).kept
+    assert found[0.1] - found[0.0] == 2 * 4 * 2 * 256**2 * (1 + 2)
+    assert T5.attention_dropout == T5.dropout == 0.1
 
 
 def test_optimizer_over_lists_makes_all_roots_at_a_time():
