@@ -271,9 +271,9 @@ def untested(versions: Mapping[str, str]) -> Message | None:
     if not other:
         return None
     return Message(
-        "{installed}: not tested with dsrun, as {tested} are",
+        "{installed}: not tested with dsrun, whose tests run with {tested}",
         installed=", ".join(f"{name} {versions[name]}" for name in other),
-        tested=", ".join(f"{name} {version}" for name, version in TESTED.items()),
+        tested=", ".join(f"{name} {TESTED[name]}" for name in other),
     )
 
 
