@@ -13,7 +13,7 @@ from pathlib import Path
 from dsrun.datafiles import patterns_beside, toml_beside
 from dsrun.errors import DsrunError, ToolError
 from dsrun.refusals import Refusals
-from dsrun.system.files import DISK_FULL
+from dsrun.system.files import DISK_FULL, replacing
 from dsrun.wheel.compile.output import split_line
 from dsrun.wheel.compile.parallel import BEGIN, END
 
@@ -118,10 +118,11 @@ def explaining(folder: Path, log: Path, kept: Path) -> Iterator[None]:
 
 def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
     """`error`, with the path of the full output."""
-    if not log.is_file():
+    if not log.is_file() or not log.stat().st_size:
         return error
     try:
-        shutil.copyfile(log, kept)
+        with replacing(kept) as partial:
+            shutil.copyfile(log, partial)
     except OSError:
         return error
     where = f"the whole output: {kept}"

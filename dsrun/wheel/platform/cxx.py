@@ -1,5 +1,6 @@
 """C++ compilers of this machine, and what can be included and linked with them."""
 
+import errno
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from dsrun.datafiles import data_folder, read_toml, toml_beside
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.finding import text_of
 from dsrun.messages import Message
+from dsrun.refusals import Refusals
 from dsrun.system.process.proc import capture
 from dsrun.system.process.scratch import scratch_folder
 
@@ -159,12 +161,18 @@ def has_function(cxx: CxxCompiler, function: str, library: str, *, folders: Sequ
 
 def _compiles(cxx: CxxCompiler, source: str, before: Sequence[str], after: Sequence[str] = ()) -> bool:
     with scratch_folder("dsrun-probe-") as folder:
-        (Path(folder) / "probe.cpp").write_text(source, encoding="utf-8")
+        (folder / "probe.cpp").write_text(source, encoding="utf-8")
         argv = [str(cxx.path), *before, "probe.cpp", *after]
         try:
-            return capture(argv, seconds=_TIMEOUT_S, cwd=Path(folder)).returncode == 0
+            answer = capture(argv, seconds=_TIMEOUT_S, cwd=folder, changes={"LC_ALL": "C"})
         except ToolError:
             return False
+        if answer.returncode and os.strerror(errno.ENOSPC) in answer.stderr:
+            # Else what is looked for would seem to be missing.
+            raise Refusals(__file__, "refusals.toml").error(
+                "probe.disk", folder=os.environ.get("TMPDIR") or folder.parent
+            )
+        return answer.returncode == 0
 
 
 def package_manager(environ: Mapping[str, str]) -> str | None:

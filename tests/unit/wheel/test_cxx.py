@@ -108,6 +108,13 @@ def test_header_and_function_checks_compile(tmp_path):
     assert not has_function(cxx, "cos", "no_such_library")
 
 
+def test_full_disk_is_no_missing_library(tmp_path):
+    """The compiler's temporary files find no room: installing the library would not help."""
+    full = program(tmp_path / "g++", "echo 'fatal error: /tmp/cc1.s: No space left on device' >&2; exit 1")
+    with pytest.raises(ToolError, match="no space left"):
+        has_function(compilers.CxxCompiler(path=full, kind="gcc", version="12.2.0"), "cos", "m")
+
+
 def test_compiler_cache(tmp_path):
     environ = path_of(tmp_path)
     here = compiler_cache({"PATH": str(tmp_path)})

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import ToolError
-from dsrun.wheel.compile.failure import BuildFailure, check_executable, copy_failed, explained, first_failure
+from dsrun.wheel.compile.failure import (
+    BuildFailure,
+    check_executable,
+    copy_failed,
+    explained,
+    first_failure,
+    with_log,
+)
 
 NOISE = [
     "In file included from csrc/adam/cpu_adam.cpp:6:",
@@ -164,6 +171,18 @@ def test_full_disk_while_a_tree_is_copied_is_one_line(tmp_path):
     assert error.message.startswith(f"no space left on the disk of {disk}")
     assert "No space left on device" in error.message
     assert error.message.count("No space left") == 1
+
+
+def test_log_without_output_or_room_is_not_named(tmp_path):
+    """Nor is half of one kept."""
+    error, log, disk = ToolError("it failed"), tmp_path / "build.log", tmp_path / "disk"
+    disk.mkdir()
+    log.touch()
+    assert with_log(error, log, disk / "key.failed.log") is error
+    log.write_bytes(bytes(1 << 18))
+    with mounted(disk, "size=64k"):
+        assert with_log(error, log, disk / "key.failed.log") is error
+        assert list(disk.iterdir()) == []
 
 
 def test_folder_mounted_noexec_is_one_line(tmp_path):

@@ -17,6 +17,7 @@ from dsrun.wheel.checkout import parse_remote
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
+from tests.fake_programs import program
 
 LOCKED = read_lock()["default"]
 
@@ -111,6 +112,15 @@ def test_sdist_not_found_by_pip(index, tmp_path):
         resolve_source(LOCKED, tmp_path / "into", cache=tmp_path / "cache")
     assert f"deepspeed-{LOCKED}.tar.gz" in raised.value.fix
     assert not (tmp_path / "into").exists()
+
+
+def test_sdist_finds_no_room(tmp_path):
+    """Giving the file, as where there is no index, would not help."""
+    python = program(tmp_path / "python", 'echo "OSError: [Errno 28] No space left on device" >&2; exit 2')
+    with pytest.raises(ToolError, match="no space left") as raised:
+        fetch_sdist(LOCKED, "ab" * 32, tmp_path / "cache", python=str(python))
+    assert "TMPDIR" in raised.value.fix
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_environment_without_pip(tmp_path):

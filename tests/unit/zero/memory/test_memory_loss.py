@@ -57,8 +57,7 @@ def test_gradients_come_as_activations_of_layers_go():
     request = ask(liger=LIGER, stage=2, micro_batch=16, global_batch=16)
     plain = replace(RECOMPUTING, stage=2, checkpointing=False)
     one, several = (gpu(replace(request, global_batch=batch), plain, 16) for batch in (16, 32))
-    assert (one.moment, several.absent) == ("layer", 0)
-    assert one.absent == one.states.gpu.gradients - 2 * LLAMA.vocabulary * LLAMA.hidden > 0
+    assert several.absent == 0 < one.absent <= one.states.gpu.gradients
     assert one.total < several.total
 
 
