@@ -291,7 +291,9 @@ def pip(arguments: list[str]) -> None:
         if lines and lines[-1].endswith("No module named pip"):
             raise InstallRefused(f"this environment has no pip: {sys.executable} -m ensurepip")
         wrong = [line for line in lines if line.startswith("ERROR")]
-        raise InstallRefused(f"pip: {(wrong or lines or ['failed'])[0].removeprefix('ERROR: ')}")
+        code = done.returncode
+        ended = f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}"
+        raise InstallRefused(f"pip: {(wrong or lines or [ended])[0].removeprefix('ERROR: ')}")
 
 
 if __name__ == "__main__":

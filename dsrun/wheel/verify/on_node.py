@@ -9,10 +9,9 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 
 
-def leave(signum: int, _frame: FrameType | None) -> None:
+def leave(signum: int, _frame: object) -> None:
     """Signal handler: unwind, so that temporary files go and children are ended."""
     raise SystemExit(128 + signum)
 

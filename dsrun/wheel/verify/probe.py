@@ -17,6 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+OLDEST_PYTHON = (3, 10)
+"""With what dsrun sends to other environments; an older one must be told before it meets a `def` below."""
+if sys.version_info < OLDEST_PYTHON:
+    sys.exit(
+        "Python {}.{} is too old, name one from {}.{} on with --python".format(*sys.version_info[:2], *OLDEST_PYTHON)
+    )
 _SYSTEM_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 
 

@@ -149,6 +149,15 @@ def test_install_asks_for_file_that_is_absent_or_another(tmp_path, environment):
     assert install(environment, wheel, sha256="0" * 64) == "needs file"
 
 
+def test_install_tells_signal_that_killed_pip(tmp_path, environment):
+    """The kernel kills what has no memory left, and pip then says nothing."""
+    killed = (
+        "import sys; sys.path.insert(0, {folder!r}); import install_wheel\n"
+        "install_wheel._PIP = ('-c', 'import os; os.kill(os.getpid(), 9)')\ninstall_wheel.main()\n"
+    )
+    assert "signal 9" in install(environment, wheel_of(tmp_path, "5.0"), killed, force=True)
+
+
 def test_install_where_files_cannot_be_exchanged(tmp_path, environment):
     for version in ("1.0", "2.0"):
         wheel = wheel_of(tmp_path / version, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import platform
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from dsrun.wheel.verify import install_wheel, probe, run_ops
+from dsrun.wheel.verify import install_wheel, on_node, probe, run_ops
 
 
 def told(*needed: str, **environ: str) -> dict:
@@ -27,6 +28,23 @@ def test_probe_facts_of_this_host():
     assert facts["glibc"] == platform.libc_ver()[1]
     assert facts["torch"] is None
     assert facts["absent"] == []
+
+
+def test_probe_tells_python_that_is_too_old():
+    older = f"import sys; sys.version_info = (3, 8, 18); exec(open({probe.__file__!r}).read())"
+    done = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Python 3.8 ")
+    assert "--python" in done.stderr
+
+
+def test_what_runs_before_the_probe_takes_older_pythons():
+    """Python 3.8 fails at annotations like `str | None` and `list[str]`."""
+    tree = ast.parse(Path(on_node.__file__).read_text())
+    annotations = [each.annotation for each in ast.walk(tree) if isinstance(each, (ast.arg, ast.AnnAssign))]
+    annotations += [each.returns for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    assert annotations
+    assert not [each for each in annotations if isinstance(each, (ast.BinOp, ast.Subscript))]
 
 
 def test_probe_lists_missing_shared_libraries(tmp_path):
