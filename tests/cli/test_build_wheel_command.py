@@ -13,6 +13,7 @@ import pytest
 
 from dsrun.system.files import sha256_of
 from dsrun.wheel.cache import LOG_NAME, RECORD_NAME
+from tests.fake_programs import program
 
 KEY = re.compile(r"/wheels/([0-9a-f]{20})$", re.MULTILINE)
 
@@ -140,6 +141,37 @@ def test_build_environment_without_ninja(dsrun, environ, tmp_path):
     assert done.returncode == 4, done.stderr
     assert "no ninja" in done.stderr
     assert "pip install ninja" in done.stderr
+
+
+def test_build_environment_of_old_python(dsrun, tmp_path):
+    old = program(tmp_path / "python3.8", "echo 'dsrun: python 3.8'")
+    done = dsrun("build-wheel", "--arch", "cpu", "--python", str(old))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{old} is Python 3.8, too old: 3.10" in done.stderr
+
+
+def test_build_environment_that_pip_may_not_change(dsrun, tmp_path):
+    """Debian's Python (PEP 668) without torch: the mend is an environment of its own."""
+    answers = "echo 'dsrun: python 3.11'; echo 'dsrun: managed /usr/lib/python3.11/EXTERNALLY-MANAGED'"
+    torch = "echo 'dsrun: '; echo 'dsrun: cpython-311'; echo 'dsrun: /usr/lib/python3/dist-packages'"
+    debian = program(tmp_path / "python3", f'case "$2" in *EXTERNALLY-MANAGED*) {answers};; *) {torch};; esac')
+    done = dsrun("build-wheel", "--arch", "cpu", "--python", str(debian))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"{debian} -m venv env && env/bin/python -m pip install torch 'setuptools>=70.1' ninja" in done.stderr
+    assert f"{debian} -m pip" not in done.stderr
+
+
+def test_build_environment_without_headers(dsrun, tmp_path):
+    """Debian has Python.h in python3-dev: its absence is told before a compiler starts."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    packages = next((tmp_path / "env").glob("lib/*/site-packages"))
+    other = "lambda name, *a, ask=sysconfig.get_path, **k: '/nowhere' if name == 'include' else ask(name, *a, **k)"
+    lines = (sysconfig.get_path("purelib"), f"import sysconfig; sysconfig.get_path = {other}")
+    (packages / "more.pth").write_text("\n".join(lines))
+    done = dsrun("build-wheel", "--arch", "cpu", "--ops", "cpu_lion", "--python", str(tmp_path / "env/bin/python"))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no Python.h in /nowhere" in done.stderr
+    assert f"apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev" in done.stderr
 
 
 def test_unchanged_request_is_served_from_cache(dsrun, here, tmp_path):

@@ -23,6 +23,7 @@ from dsrun.wheel.platform.cxx import CxxCompiler, all_cxx, find_cxx
 from dsrun.wheel.platform.gpu_target import BuildTarget, check_archs, decide_target
 from dsrun.wheel.platform.nvcc import Nvcc, compiled_by, find_nvcc
 from dsrun.wheel.platform.toolchain import check_tools
+from dsrun.wheel.verify.probe import OLDEST_PYTHON
 
 # Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
 _LESS = "knl"
@@ -48,8 +49,16 @@ def cluster_level(nodes: Iterable[Iterable[str]]) -> str | None:
     return common_level(known) if levels and known == levels else None
 
 
-# What the build imports from the target environment before a compiler is called.
-_PACKAGES = """
+# The target environment: its Python, whether it is a system's (PEP 668), where headers are missing, and what the build
+# imports from it before a compiler is called.
+_ENVIRONMENT = """
+import os, sys, sysconfig
+print("dsrun:", "python", "%d.%d" % sys.version_info[:2])
+managed = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+if sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exists(managed):
+    print("dsrun:", "managed", managed)
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    print("dsrun:", "headerless", sysconfig.get_path("include"))
 from importlib.metadata import version, PackageNotFoundError
 for name in ("setuptools", "wheel"):
     try:
@@ -60,6 +69,7 @@ for name in ("setuptools", "wheel"):
 _BDIST_WHEEL = "70.1"
 """First setuptools that makes wheels without the package `wheel` (its changelog)."""
 _TIMEOUT_S = 60.0
+_TEXTS = Refusals(__file__, "refusals.toml")
 _MISSING = ("no_torch", "no_nvcc", "no_cuda_runtime", "need_missing")
 """Codes of findings that are about something that is not installed."""
 
@@ -110,7 +120,8 @@ def detect_build_context(
 ) -> BuildContext:
     """The environment, the target and the tools. Raises UsageError, MissingError or ToolError when they do not fit."""
     python = _interpreter(options.python, environ)
-    torch = _torch(python)
+    environment = _environment(python)
+    torch = _torch(python, environment)
     target = decide_target(
         options.arch, torch_cuda=torch.cuda, gpus=visible_gpus(environ), gres=cluster_gpus, partition=options.partition
     )
@@ -118,7 +129,7 @@ def detect_build_context(
     cuda = target.kind == "cuda"
     nvcc = find_nvcc(environ, torch.site_packages, cuda=torch.cuda) if cuda else None
     diagnostics.add(check_tools(target.kind, torch, nvcc, cxx, others=all_cxx(environ)))
-    _check_packages(python, without_flags(environ))
+    _check_packages(python, environment, without_flags(environ))
     if cuda:
         found = check_archs(
             target.archs,
@@ -144,27 +155,46 @@ def _interpreter(named: str | None, environ: Mapping[str, str]) -> Path:
     return Path(found).absolute()
 
 
-def _torch(python: Path) -> TorchFacts:
+def _environment(python: Path) -> dict[str, str]:
+    """What `_ENVIRONMENT` says of it, by name. Raises UsageError for a Python that is too old."""
+    lines = capture([str(python), "-c", _ENVIRONMENT], seconds=_TIMEOUT_S).stdout.splitlines()
+    found = dict(line.split(maxsplit=2)[1:] for line in lines if line.startswith("dsrun: "))
+    version = found.get("python", "")
+    if version and tuple(map(int, version.split("."))) < OLDEST_PYTHON:
+        oldest = "{}.{}".format(*OLDEST_PYTHON)
+        raise _TEXTS.error("python.old", python=python, version=version, oldest=oldest)
+    return found
+
+
+def _install(python: Path, environment: Mapping[str, str], package: str) -> str:
+    """The command that brings `package` into it; pip refuses to write into a system's Python."""
+    if "managed" in environment:
+        every = f"torch 'setuptools>={_BDIST_WHEEL}' ninja"
+        return f"{python} -m venv env && env/bin/python -m pip install {every}, then --python env/bin/python"
+    return f"{python} -m pip install {package}"
+
+
+def _torch(python: Path, environment: Mapping[str, str]) -> TorchFacts:
     torch = torch_facts(str(python))
     if torch is None:
-        raise Refusals(__file__, "refusals.toml").error("python.no_torch", python=python)
+        raise _TEXTS.error("python.no_torch", python=python, install=_install(python, environment, "torch"))
     if torch.hip:
         raise UsageError(f"torch {torch.version} is built for ROCm", fix="dsrun builds for CUDA and for CPUs")
     return torch
 
 
-def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
+def _check_packages(python: Path, found: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Check for the build tools in the target environment, as there is no build isolation."""
     from packaging.version import Version
 
-    lines = capture([str(python), "-c", _PACKAGES], seconds=_TIMEOUT_S).stdout.splitlines()
-    found = dict(line.split()[1:] for line in lines if line.startswith("dsrun: "))
+    if folder := found.get("headerless"):
+        raise _TEXTS.error("python.headers", python=python, folder=folder, version=found["python"])
     setuptools = found.get("setuptools")
     if setuptools is None or ("wheel" not in found and Version(setuptools) < Version(_BDIST_WHEEL)):
         state = f"setuptools {setuptools} without the package wheel" if setuptools else "no setuptools"
-        raise MissingError(f"{python} has {state}", fix=f"{python} -m pip install 'setuptools>={_BDIST_WHEEL}'")
+        raise MissingError(f"{python} has {state}", fix=_install(python, found, f"'setuptools>={_BDIST_WHEEL}'"))
     if shutil.which("ninja", path=f"{python.parent}{os.pathsep}{environ.get('PATH', '')}") is None:
-        raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
+        raise MissingError("there is no ninja to run compilers with", fix=_install(python, found, "ninja"))
 
 
 def _default_level(partition: str | None, diagnostics: BuildDiagnostics) -> str:
