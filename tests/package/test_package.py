@@ -144,6 +144,16 @@ def test_dependencies_resolve_for_every_python(plain, tmp_path, minor):
     assert {"dsrun", "click", "psutil"} <= {each["metadata"]["name"] for each in chosen}
 
 
+def test_older_python_is_refused_for_what_it_is(built):
+    """pip names the Python that is needed, and no dependency that has no release for an older one."""
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        wanted = [Requirement(each) for each in BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist")]
+    older = {"python_version": "3.8", "extra": ""}
+    asked = {each.name for each in wanted if each.marker is None or each.marker.evaluate(older)}
+    assert not asked & {"click", "auditwheel", "ahocorasick-rs"}
+
+
 def test_pip_check_of_installed_wheel(installed, tmp_path):
     """The wheel's dependencies fit together."""
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
