@@ -23,7 +23,8 @@ from dsrun.machine.torch_facts import torch_facts
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import FLAGS
 from dsrun.wheel.platform.cxx import compiler_cache
-from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.platform.wheel_package import wheel_package
+from dsrun.wheel.sdist import fetch_sdist
 
 UNCHANGED_LIMIT_S = 2.0
 BUILD_S = 3 * HOUR_S
@@ -41,14 +42,14 @@ def main() -> bool:
     """Print the table; whether the unchanged request was answered within its limit."""
     torch = torch_facts(sys.executable)
     arch, ops, variables = ON_GPU if torch and torch.cuda else ON_CPU
-    lock = read_lock()
+    lock = wheel_package()
     with tempfile.TemporaryDirectory(prefix="dsrun-bench-") as scratch:
         folder = Path(scratch)
-        sdist = fetch_sdist(lock["default"], lock["sdist"][lock["default"]], folder, cache=cache_root() / "sdists")
+        sdist = fetch_sdist(lock.default, lock.sdist[lock.default], cache_root() / "sdists")
         env = _environment(folder)
         (folder / "cache/sdists").mkdir(parents=True)
         shutil.copyfile(sdist, folder / "cache/sdists" / sdist.name)
-        print(f"{ops} for {arch}, DeepSpeed {lock['default']}, {os.cpu_count()} cores")
+        print(f"{ops} for {arch}, DeepSpeed {lock.default}, {os.cpu_count()} cores")
         print(LINE.format("", "seconds", "stock takes", "MB"))
         stock = _report("stock", None, *_stock(sdist, folder, env, arch, variables))
         _report("cold", stock, *_dsrun(arch, ops, {**env, "CCACHE_DISABLE": "1"}))

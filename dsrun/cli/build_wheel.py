@@ -1,4 +1,4 @@
-"""`dsrun build-wheel`: compile DeepSpeed for these GPUs and show the progress, or take the wheel from the cache."""
+"""`dsrun build-wheel`: compile a package for these GPUs and show the progress, or take the wheel from the cache."""
 
 import os
 import sys
@@ -25,6 +25,7 @@ from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker
 from dsrun.wheel.compile.plan import BuildPlan, resolve
 from dsrun.wheel.compile.script import build_script
+from dsrun.wheel.platform.wheel_package import wheel_package
 
 
 def build(
@@ -34,7 +35,9 @@ def build(
     for name, value in {**given, "output": output}.items():
         # An unset variable of a script must not start an hour of the default build.
         if isinstance(value, str) and not value.strip():
-            raise UsageError(f"--{name} is empty", fix="give it a value, or remove it")
+            raise UsageError(
+                f"{name.upper() if name == 'package' else f'--{name}'} is empty", fix="give it a value, or remove it"
+            )
     if output is not None:
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():
@@ -79,7 +82,7 @@ def _print_request(build: WheelBuild, origin: str) -> None:
     request = build.request
     what = f"GPUs {request.archs} with CUDA {request.nvcc}" if request.archs else "CPUs only"
     print_detail(
-        f"DeepSpeed {request.deepspeed}+{request.local_version} for {what} ({origin}), torch {request.torch}, "
+        f"{wheel_package(request.package).title} {request.full_version} for {what} ({origin}), torch {request.torch}, "
         f"{request.cpu}, {request.compiler}: {', '.join(request.ops)}"
     )
 
@@ -88,7 +91,7 @@ def _find_or_build(build: WheelBuild, cache: WheelCache, *, find_links: Sequence
     found = None if force else cache.find(build.request.key)
     if found:
         return found
-    print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
+    print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'} ({build.why_jobs})")
     with status("compiling"):
         given: dict[str, Any] = {"find_links": find_links, "force": force, "keep": keep}
         return cached_build(build, cache, environ=os.environ, notify=print_note, on_event=_print_progress, **given)

@@ -75,8 +75,9 @@ def _print_verification(done: wheel_check.WheelVerification, reports: list[NodeR
 
 def push_to_nodes(*, file: Path, at_once: int, form: str, **given: Any) -> int:
     report, findings = wheel_check.examine(file)
-    if not report.is_deepspeed:
-        raise UsageError(f"{file.name} is not a wheel of DeepSpeed", fix="install it with pip on the nodes")
+    if not report.is_known:
+        why = "is not a wheel of DeepSpeed, nor one that dsrun built"
+        raise UsageError(f"{file.name} {why}", fix="install it with pip on the nodes")
     meant, pool = nodes_meant(given["nodes"], given["hostfile"], os.environ, given["via"]), NodePool(at_once=at_once)
     if has_errors(findings):
         _print_push([], findings, form, file.name)  # a damaged wheel is not sent anywhere

@@ -1,6 +1,5 @@
 """A wheel that somebody has built already: from a folder, another store or a page of links, instead of compiling."""
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from dsrun.system.process.proc import capture
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile.assemble import wrong_with_wheel
 from dsrun.wheel.compile.compile_wheel import WheelBuild
+from dsrun.wheel.sdist import pip_of
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.contents import read_archive
 
@@ -42,17 +42,15 @@ def take_from(place: str, build: WheelBuild, staged: Path, notify: Callable[[str
 
 def _download(place: str, build: WheelBuild, into: Path, notify: Callable[[str], None]) -> Path | None:
     request = build.request
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    if build.context.python != Path(sys.executable):
-        pip += ["--python", str(build.context.python)]
-    wanted = f"deepspeed==={request.deepspeed}+{request.local_version}"
+    wanted = f"{request.package}==={request.full_version}"
     where = ["--index-url", place, "--find-links", place]
     if "://" not in place:
         folder = Path(place).expanduser().absolute()
         own = folder / request.key
         where = ["--no-index", "--find-links", str(own if own.is_dir() else folder)]
     # Of an sdist pip would run setup.py, only to learn its name.
-    argv = [*pip, "download", "--no-deps", "--only-binary", ":all:", "-d", str(into), *where, wanted]
+    options = ["--no-deps", "--only-binary", ":all:", "-d", str(into)]
+    argv = [*pip_of(str(build.context.python)), "download", *options, *where, wanted]
     try:
         answer = capture(argv, seconds=_FETCH_S, cwd=into)
     except DsrunError as error:

@@ -1,4 +1,4 @@
-"""DeepSpeed's source distributions: the lock, fetching one through pip, and unpacking it safely."""
+"""Source distributions: fetching one through pip, and unpacking it safely."""
 
 import importlib.util
 import os
@@ -8,32 +8,25 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import ToolError, UsageError
 from dsrun.refusals import Refusals
 from dsrun.system.files import DISK_FULL, sha256_of
 from dsrun.system.process.proc import capture
 from dsrun.system.process.scratch import scratch_folder
+from dsrun.wheel.platform.wheel_package import WheelPackage, wheel_package
 
 _TEXTS = Refusals(__file__, "refusals.toml")
 _FETCH_S = 1800.0
+_LONGEST = 1 << 16  # bytes of a file with the version
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
 
 
-@cache
-def read_lock() -> dict[str, Any]:
-    """build/deepspeed.lock.toml: `default`, the version built by default, and `sdist`, the SHA-256 (hex) by version."""
-    return read_toml(data_folder("build") / "deepspeed.lock.toml")
-
-
 def release_version(text: str, where: object) -> str:
-    """The version in version.txt, which `where` names, in the form that setuptools gives it. Raises UsageError."""
+    """The version in `text`, which `where` names, in the form that setuptools gives it. Raises UsageError."""
     with suppress(InvalidVersion):
         version = Version(text.strip())
         if version.local is None:
@@ -41,44 +34,58 @@ def release_version(text: str, where: object) -> str:
     raise _TEXTS.error("sdist.version", where=where, text=text.strip())
 
 
-def fetch_sdist(version: str, sha256: str, cache: Path, *, python: str = sys.executable) -> Path:
-    """The sdist of DeepSpeed `version` with that hash, from the folder `cache` or downloaded into it by pip.
+def fetch_sdist(
+    version: str, sha256: str, cache: Path, *, package: WheelPackage | None = None, python: str = sys.executable
+) -> Path:
+    """The sdist of `package` (DeepSpeed) `version` with that hash, from the folder `cache` or fetched into it by pip.
 
-    pip prepares metadata after a download, which runs the package's setup.py; --require-hashes makes it compare the
-    hash first. Raises ToolError when the hash differs or pip fails, MissingError without pip.
+    pip prepares metadata after a download, which runs the package's setup.py in the environment of `python`;
+    --require-hashes makes it compare the hash first. Raises ToolError when the hash differs or pip fails,
+    MissingError without pip.
     """
-    kept = cache / f"deepspeed-{version}.tar.gz"
+    package = package or wheel_package()
+    kept = cache / f"{package.stem}-{version}.tar.gz"
     if kept.is_file() and sha256_of(kept) == sha256:
         return kept
     cache.mkdir(parents=True, exist_ok=True)
     with scratch_folder("dsrun-pip-", cache) as work:
-        path = _download(version, sha256, work, python)
+        path = _download(package, version, sha256, work, python)
         if sha256_of(path) != sha256:
             raise ToolError(f"{path.name} is not the file whose SHA-256 is {sha256}")
         path.replace(kept)
     return kept
 
 
-def _download(version: str, sha256: str, work: Path, python: str) -> Path:
-    (work / "wanted.txt").write_text(f"deepspeed==={version} --hash=sha256:{sha256}\n", encoding="utf-8")
-    options = ["--no-deps", "--no-binary", "deepspeed", "--require-hashes"]
-    if python == sys.executable and importlib.util.find_spec("setuptools"):
+def _download(package: WheelPackage, version: str, sha256: str, work: Path, python: str) -> Path:
+    (work / "wanted.txt").write_text(f"{package.name}==={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    options = ["--no-deps", "--no-binary", package.name, "--require-hashes"]
+    if python != sys.executable or importlib.util.find_spec("setuptools"):
         options.append("--no-build-isolation")  # else pip fetches setuptools only to read the metadata
-    argv = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *options]
+    argv = [*pip_of(python), "download", *options]
     # A user's DS_BUILD_OPS=1 would make setup.py look for compilers while it only tells its name.
-    quiet = {name: "" for name in os.environ if name.startswith("DS_")} | {"DS_ACCELERATOR": "cpu"}
+    quiet = {name: "" for name in os.environ if name.startswith(package.variables)}
     answer = capture(
-        [*argv, "-d", str(work), "-r", str(work / "wanted.txt")], seconds=_FETCH_S, changes=quiet, cwd=work
+        [*argv, "-d", str(work), "-r", str(work / "wanted.txt")],
+        seconds=_FETCH_S,
+        changes={**quiet, **package.metadata},
+        cwd=work,
     )
-    found = sorted(work.glob("deepspeed-*.tar.gz"))
+    found = sorted(work.glob("*.tar.gz"))
     if answer.returncode == 0 and found:
         return found[0]
     said = answer.stdout + answer.stderr
     got = next((line.split()[-1] for line in said.splitlines() if line.split()[:1] == ["Got"]), "another")
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.strip().splitlines()[-1:]
     reason = errors[0].removeprefix("ERROR:").strip() if errors else "no output"
-    _TEXTS.check("pip", said=said, version=version, sha256=sha256, got=got)
-    raise _TEXTS.error("sdist.not_fetched", version=version, reason=reason)
+    names = {"package": package, "version": version}
+    _TEXTS.check("pip", said=said, sha256=sha256, got=got, **names)
+    raise _TEXTS.error("sdist.not_fetched", reason=reason, **names)
+
+
+def pip_of(python: str) -> list[str]:
+    """dsrun's own pip, working for the environment of `python`, which may have none."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    return pip if python == sys.executable else [*pip, "--python", python]
 
 
 @contextmanager
@@ -93,17 +100,18 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         raise UsageError(f"{path} cannot be used as a source distribution: {error}", fix="fetch it again") from error
 
 
-def read_version(path: Path) -> str:
+def read_version(path: Path, package: WheelPackage) -> str:
     """The version of the sdist `path`, read without unpacking it. Raises UsageError for anything that is not one."""
+    wanted = PurePosixPath(package.version_file).parts
     version = None
     with _opened(path) as archive:
         for member in archive:
-            if member.isfile() and PurePosixPath(member.name).parts[1:] == ("version.txt",):
+            if member.isfile() and PurePosixPath(member.name).parts[1:] == wanted:
                 content = archive.extractfile(member)
-                version = content.read(100).decode("ascii", "replace").strip() if content else None
+                version = package.version_in(content.read(_LONGEST).decode("utf-8", "replace")) if content else None
     if not version:
-        raise UsageError(f"{path} contains no DeepSpeed/version.txt", fix="give a source distribution of DeepSpeed")
-    return release_version(version, f"{path}: version.txt")
+        raise _TEXTS.error("sdist.foreign", path=path, package=package)
+    return release_version(version, f"{path}: {package.version_file}")
 
 
 def unpack(path: Path, into: Path) -> None:

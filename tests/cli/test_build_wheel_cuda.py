@@ -107,6 +107,25 @@ def test_missing_cuda_header_names_install_command(dry, toolkit):
     assert "install" in done.stderr.splitlines()[-1]
 
 
+def test_another_package_is_compiled_for_these_gpus_alone(dry):
+    """Whatever its setup.py gives nvcc; and by its own setup.py, without a download of what others compiled."""
+    done = dry("causal-conv1d", "--arch", "8.0,9.0")
+    assert done.returncode == 0, done.stderr
+    assert "export CAUSAL_CONV1D_FORCE_BUILD=TRUE\n" in done.stdout
+    assert "export DS_" not in done.stdout
+    assert " -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90\n" in done.stdout
+    assert "# causal-conv1d 1.7.0+cu130torch2.13.sm80.sm90.k" in done.stdout
+
+
+def test_package_for_newer_gpus(dry):
+    refused = dry("flash-attn", "--arch", "7.5")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "8.0 and above" in refused.stderr.splitlines()[-1]
+    given = json.loads(dry("flash-attn", "--arch", "7.5,8.0", "--format", "json").stdout)
+    assert [each["code"] for each in given["findings"]] == ["arch_left_out"]
+    assert (given["inputs"]["package"], given["inputs"]["ops"]) == ("flash-attn", ["flash_attn_2_cuda"])
+
+
 def test_dry_run_as_json(dry):
     given = json.loads(dry("--arch", "7.5,8.0", "--ops", "quantizer", "--format", "json").stdout)
     assert given["inputs"]["archs"] == "7.5;8.0"

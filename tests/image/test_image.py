@@ -13,7 +13,8 @@ import pytest
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
-from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.platform.wheel_package import wheel_package
+from dsrun.wheel.sdist import fetch_sdist
 from dsrun.wheel.verify.contents import read_wheel
 from tests.image.container import FS_GROUP, Container, first_process
 from tests.integration.kept import user_cache
@@ -79,7 +80,7 @@ def test_build_stage_compiles_operations(builder, tmp_path):
     """The stage that makes the wheels has all that `dsrun build-wheel` compiles with; the default operations of the
     image may have been compiled before."""
     stage = Container(builder.images["wheels"], tmp_path)
-    sdist = fetch_sdist(version("deepspeed"), read_lock()["sdist"][version("deepspeed")], user_cache() / "sdists")
+    sdist = fetch_sdist(version("deepspeed"), wheel_package().sdist[version("deepspeed")], user_cache() / "sdists")
     tree = tiny_tree(sdist, stage.runs / "tree")
     flags = ["--arch", "cpu", "--ops", "cpu_lion", "--deepspeed", f"/runs/tree/{tree.name}"]
     env = {"DSRUN_CACHE": "/runs/cache"}

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.runs.records import read_records
-from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.platform.wheel_package import wheel_package
+from dsrun.wheel.sdist import fetch_sdist
 from tests.forkserver.client import HEAVY
 from tests.forkserver.ranks import Ranks
 from tests.integration.builder import Builder
@@ -194,7 +195,7 @@ def sdist():
     """The source of the DeepSpeed that is installed here, kept in the user's cache."""
     return fetch_sdist(
         version("deepspeed"),
-        read_lock()["sdist"][version("deepspeed")],
+        wheel_package().sdist[version("deepspeed")],
         user_cache() / "sdists",
     )
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from dsrun.errors import ToolError
 from dsrun.wheel.compile.build_environment import WheelRequest
-from dsrun.wheel.platform.ops import DeepspeedOp
+from dsrun.wheel.platform.ops import DEEPSPEED, DeepspeedOp
 from dsrun.wheel.verify.archive import PROVENANCE, record_hash
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, symbol_versions
 
@@ -53,7 +53,8 @@ def assemble(parts: Sequence[Path], into: Path, request: WheelRequest) -> Path:
                 known = contents.setdefault(name, (data, info.external_attr >> 16))
                 if known[0] != data and name != INSTALLED:
                     raise ToolError(f"two builds of one source differ in {name}")
-    contents[INSTALLED] = (_merge_tables(tables).encode(), contents[INSTALLED][1])
+    if request.package == DEEPSPEED:
+        contents[INSTALLED] = (_merge_tables(tables).encode(), contents[INSTALLED][1])
     return _write(into, *_finished(contents, request))
 
 
@@ -72,8 +73,8 @@ def _merge_tables(texts: Sequence[str]) -> str:
 def _finished(contents: ArchiveContents, request: WheelRequest) -> tuple[str, ArchiveContents]:
     """The wheel's file name, and its files with the version, requirements, tag and provenance of `request`."""
     before = next(name.removesuffix(".dist-info/WHEEL") for name in contents if name.endswith(".dist-info/WHEEL"))
-    version = f"{request.deepspeed}+{request.local_version}"
-    after = f"deepspeed-{version}"
+    version = request.full_version
+    after = f"{before.partition('-')[0]}-{version}"
     named = {
         after + name.removeprefix(before) if name.startswith(f"{before}.") else name: file
         for name, file in contents.items()
@@ -83,12 +84,17 @@ def _finished(contents: ArchiveContents, request: WheelRequest) -> tuple[str, Ar
         raise ToolError(f"{before}.dist-info/WHEEL has no tag of one interpreter and one platform")
     platform = platform_tag({name: data for name, (data, _) in named.items() if name.endswith(".so")}, tag[2])
     torch = ".".join(request.torch.split(".")[:2])
-    for name, line, text in (
-        (f"{after}.dist-info/WHEEL", _TAG_LINE, f"Tag: {tag[1]}-{platform}"),
-        (f"{after}.dist-info/METADATA", re.compile(r"^Version: .*$", re.MULTILINE), f"Version: {version}"),
-        (f"{after}.dist-info/METADATA", _TORCH_LINE, f"Requires-Dist: torch=={torch}.*"),
-        (INSTALLED, _VERSION_LINE, f"version={version!r}"),
-    ):
+    wheel, metadata = f"{after}.dist-info/WHEEL", f"{after}.dist-info/METADATA"
+    required = f"Requires-Dist: torch=={torch}.*"
+    added = "" if _TORCH_LINE.search(named[metadata][0].decode()) else f"\n{required}"
+    changes = [
+        (wheel, _TAG_LINE, f"Tag: {tag[1]}-{platform}"),
+        (metadata, _TORCH_LINE, required),
+        (metadata, re.compile(r"^Version: .*$", re.MULTILINE), f"Version: {version}{added}"),
+    ]
+    if request.package == DEEPSPEED:
+        changes.append((INSTALLED, _VERSION_LINE, f"version={version!r}"))
+    for name, line, text in changes:
         data, mode = named[name]
         named[name] = (line.sub(text, data.decode()).encode(), mode)
     named[f"{after}.dist-info/{PROVENANCE}"] = (provenance(request).encode(), 0o644)
@@ -141,7 +147,7 @@ def wrong_with_wheel(report: WheelReport, request: WheelRequest, ops: Sequence[D
         ("its accelerator", report.accelerator, request.accelerator),
         ("its torch", report.torch, torch),
         ("its CUDA", report.cuda, cuda),
-        ("its version", report.version, f"{request.deepspeed}+{request.local_version}"),
+        ("its version", report.version, request.full_version),
         ("its Python", report.python, request.python),
     )
     wrong = [f"{what} is {found or 'none'}, not {wanted or 'none'}" for what, found, wanted in pairs if found != wanted]
@@ -165,6 +171,14 @@ def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
     entries = [entry.partition("+") for entry in archs.split(";") if entry]
     kept = [(cc, suffix) for cc, _, suffix in entries if lowest is None or Version(cc) >= Version(lowest)]
     return {cc for cc, _ in kept}, {cc for cc, suffix in kept if suffix == "PTX"}
+
+
+def arch_flags(archs: str, lowest: str | None) -> list[str]:
+    """nvcc's flags for code as `expected_code` wants it."""
+    sass, ptx = expected_code(archs, lowest)
+    targets = [*((cc, "sm") for cc in sorted(sass, key=Version)), *((cc, "compute") for cc in sorted(ptx, key=Version))]
+    numbers = ((cc.replace(".", ""), kind) for cc, kind in targets)
+    return [f"-gencode=arch=compute_{number},code={kind}_{number}" for number, kind in numbers]
 
 
 def _code(library: WheelLibrary, op: DeepspeedOp, request: WheelRequest) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.wheel.platform.ops import DeepspeedOp, op_table
+from dsrun.wheel.platform.ops import DEEPSPEED, DeepspeedOp, op_table
+from dsrun.wheel.platform.wheel_package import wheel_package
 
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
 """Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""
@@ -55,13 +56,21 @@ def build_environment(
     somebody else's build is dropped.
     """
     wanted = {op.name for op in ops}
+    package = wheel_package(request.package)
+    dropped = (*_PREFIXES, *package.variables)
     kept = {
-        name: value for name, value in environ.items() if name not in _NOT_FOR_BUILDS and not name.startswith(_PREFIXES)
+        name: value for name, value in environ.items() if name not in _NOT_FOR_BUILDS and not name.startswith(dropped)
     }
-    switches = {op.variable: str(int(op.name in wanted)) for op in op_table(request.deepspeed)}
     tables = toml_beside(__file__)
-    rows = tables["every"] | ({} if request.symbols else tables["without_symbols"])
-    rows |= tables["cuda"] if request.accelerator == "cuda" and cuda_home else {}
+    groups = ["every"] if request.symbols else ["every", "without_symbols"]
+    switches: dict[str, str] = {}
+    if package.name == DEEPSPEED:
+        groups.append("deepspeed")
+        switches = {op.variable: str(int(op.name in wanted)) for op in op_table(request.version)}
+    if request.accelerator == "cuda" and cuda_home:
+        groups += [group for group in ("cuda", f"{package.name}_cuda") if group in tables]
+    rows = {name: text for group in groups for name, text in tables[group].items()}
+    rows |= package.environment.get(request.accelerator, {})
     names = {
         **vars(request), "part_version": PART_VERSION, "jobs": jobs, "trees": trees, "cuda_home": cuda_home,
         "programs": python.parent, "path": environ.get("PATH", "/usr/bin:/bin"),
@@ -86,7 +95,7 @@ RECIPE = "2"
 class WheelRequest:
     """One wheel. Two requests are equal exactly when their wheels may be exchanged for one another.
 
-    deepspeed: version as in its version.txt; source: digest of its sources; label: "" or how another than a released
+    package, version: as released; source: digest of its sources; label: "" or how another than a released
     source is marked in a local version ("patched.1a2b3c"). torch: full version; cuda: CUDA that torch was built for,
     nvcc: version of the compiler, both "" on CPU. python: interpreter tag ("cp311"). platform: kernel, machine and C
     library. archs: TORCH_CUDA_ARCH_LIST as DeepSpeed takes it ("8.0;9.0+PTX"), "" on CPU. ops: names, sorted. cpu:
@@ -94,7 +103,8 @@ class WheelRequest:
     stay in. environment: search paths of headers and libraries that the compilers saw.
     """
 
-    deepspeed: str
+    package: str = DEEPSPEED
+    version: str
     source: str
     label: str = ""
     torch: str
@@ -113,13 +123,22 @@ class WheelRequest:
 
     def as_dict(self) -> dict[str, Any]:
         """The inputs as plain JSON values, in the order of the fields."""
-        return asdict(self) | {"ops": list(self.ops), "environment": dict(self.environment)}
+        values = asdict(self) | {"ops": list(self.ops), "environment": dict(self.environment)}
+        if self.package != DEEPSPEED:
+            return values
+        del values["package"]  # so has every record and key of DeepSpeed been written
+        return {DEEPSPEED: values.pop("version"), **values}
 
     @property
     def key(self) -> str:
         """Name of the request in the store: the first 20 hexadecimal digits of the inputs' SHA-256."""
         text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @property
+    def full_version(self) -> str:
+        """Version of the wheel: the package's, and the local one."""
+        return f"{self.version}+{self.local_version}"
 
     @property
     def local_version(self) -> str:

@@ -19,7 +19,7 @@ from dsrun.system.process.proc import run_foreground
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
-from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
+from dsrun.wheel.compile.assemble import arch_flags, assemble, wrong_with_wheel
 from dsrun.wheel.compile.build_environment import WheelRequest, build_environment
 from dsrun.wheel.compile.context import BuildContext
 from dsrun.wheel.compile.failure import check_executable, explained
@@ -28,7 +28,8 @@ from dsrun.wheel.compile.precompiled import launcher
 from dsrun.wheel.compile.wrappers import compiler_environment, prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.platform.nvcc import prepare_home
-from dsrun.wheel.platform.ops import DeepspeedOp, links
+from dsrun.wheel.platform.ops import DEEPSPEED, DeepspeedOp, links
+from dsrun.wheel.platform.toolchain import cxx_standard
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.verify.contents import read_wheel
 
@@ -49,10 +50,12 @@ class WheelBuild:
 
     request: WheelRequest
     ops: tuple[DeepspeedOp, ...]
-    deepspeed: str | None
-    """--deepspeed as given."""
+    source: str | None
+    """--source as given."""
     context: BuildContext
     jobs: int
+    why_jobs: str
+    """From what `jobs` follows, for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +71,15 @@ class CompileProcess:
 
 
 def group_ops(ops: Sequence[DeepspeedOp]) -> list[tuple[DeepspeedOp, ...]]:
-    """Operations that must be compiled by one process: each by itself, but async_io and gds with pin_memory.
+    """Operations that must be compiled by one process: each by itself, but async_io and gds with pin_memory, and all
+    extension modules of another package.
 
     Apart, because a builder that drops architectures writes the rest into TORCH_CUDA_ARCH_LIST for all that come
     after it, and because DeepSpeed compiles one operation after the other however many cores there are. Those that
     take longest come first.
     """
+    if ops[0].package != DEEPSPEED:
+        return [tuple(ops)]
     together = tuple(sorted((op for op in ops if op.name in _TOGETHER), key=lambda op: op.name))
     groups = [(op,) for op in ops if op.name not in _TOGETHER] + ([together] if together else [])
     return sorted(groups, key=lambda group: -sum(_weight(op, 3) for op in group))
@@ -95,6 +101,9 @@ def plan_processes(
     labels = [_names(group) for group in groups]
     trees = [folder / "trees" / label for label in labels]  # setup.py writes into its own
     width = min(build.jobs, len(groups))
+    # DeepSpeed's flags are what dsrun gives it.
+    fixed = build.request.package != DEEPSPEED
+    standard = cxx_standard(context.torch) if fixed else None
     cache = compiler_cache(environ)
     compilers = compiler_environment(
         folder / "bin",
@@ -104,6 +113,7 @@ def plan_processes(
         # A compiler cache does not know precompiled headers.
         launcher=[str(cache)] if cache else launcher(folder / "headers", context.cxx.kind, processes=len(groups)),
         links=links(build.ops),
+        standard=standard,
         # Not in CFLAGS: torch takes those apart at spaces.
         append=prefix_maps(folder, trees, context.torch.site_packages),
     )
@@ -117,6 +127,8 @@ def plan_processes(
             trees=folder / "trees",
             cache=cache,
             debug=build.request.symbols,
+            archs=arch_flags(build.request.archs, build.ops[0].lowest) if fixed else None,
+            standard=standard,
         )
         compilers["PYTORCH_NVCC"] = str(nvcc)
     processes = []
@@ -212,16 +224,22 @@ def build_wheel(
 
 
 def _names(group: Sequence[DeepspeedOp]) -> str:
-    return "+".join(op.name for op in group)
+    return "+".join(op.name for op in group) if group[0].package == DEEPSPEED else group[0].package
 
 
 def _copy_sources(
     build: WheelBuild, folder: Path, processes: Sequence[CompileProcess], environ: Mapping[str, str]
 ) -> None:
     check_executable(folder)
-    source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
+    source = resolve_source(
+        build.source,
+        folder / "source",
+        cache=cache_root(environ) / "sdists",
+        name=build.request.package,
+        python=str(build.context.python),
+    )
     if source.digest != build.request.source:
-        raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
+        raise ToolError("the source changed while it was being read", fix="start the build again")
     for process in processes:
         shutil.copytree(folder / "source", process.tree, symlinks=True, ignore=_LEFT_BEHIND)
         shutil.rmtree(process.tree / "build", ignore_errors=True)

@@ -78,9 +78,10 @@ _MISSING = ("no_torch", "no_nvcc", "no_cuda_runtime", "need_missing")
 class BuildOptions:
     """The options of build-wheel as typed; None is not given."""
 
+    package: str | None = None
     arch: str = "auto"
     ops: str | None = None
-    deepspeed: str | None = None
+    source: str | None = None
     cpu: str | None = None
     jobs: int | None = None
     cxx: str | None = None

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding, finding_of
 from dsrun.refusals import Refusals
 from dsrun.system import host
 from dsrun.system.process.scratch import scratch_folder
+from dsrun.system.terminal.display import size_text
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
 from dsrun.wheel.compile.build_environment import WheelRequest, search_paths, unused_flags, without_flags
@@ -20,21 +22,15 @@ from dsrun.wheel.platform.arch import CudaArchs, env_value
 from dsrun.wheel.platform.cpu import NATIVE, identity
 from dsrun.wheel.platform.cxx import CompileProbe
 from dsrun.wheel.platform.nvcc import prepare_home
-from dsrun.wheel.platform.ops import DeepspeedOp, choose_ops, missing, named_ops
+from dsrun.wheel.platform.ops import DEEPSPEED, DeepspeedOp, choose_ops, missing, named_ops
+from dsrun.wheel.platform.wheel_package import WheelPackage, wheel_package
 from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
 
-# cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
-_CUDA_JOB_BYTES = 4 << 30
-_HOST_JOB_BYTES = 3 << 29
 
-
-def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
-    """Compilers to run at once on `cores` cores with `memory_bytes` of free memory: at least 1.
-
-    `cuda`: with kernels, of which one needs up to 4 GiB; plain C++ needs 1.5 GiB. DS_NVCC_THREADS, by which one
-    nvcc compiles several architectures at once, must be 1 for this to hold.
+def jobs(cores: int, memory_bytes: int, each: int) -> int:
+    """Compilers to run at once, at least 1, on `cores` cores with `memory_bytes` of free memory, of which one needs
+    `each`. One nvcc must not compile for several GPUs at once (DS_NVCC_THREADS, --threads).
     """
-    each = _CUDA_JOB_BYTES if cuda else _HOST_JOB_BYTES
     return max(1, min(cores, memory_bytes // each))
 
 
@@ -53,9 +49,44 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
     diagnostics = BuildDiagnostics()
-    clean = without_flags(environ)
+    package = wheel_package(options.package or DEEPSPEED)
+    if package.name != DEEPSPEED and options.ops is not None:
+        raise UsageError(f"--ops is for DeepSpeed, and {package.name} has no operations to choose", fix="leave it out")
     context = detect_build_context(options, environ, diagnostics)
-    with _identified(options.deepspeed, environ) as source, _probe(context, clean) as probe:
+    kind, archs = context.target.kind, context.target.archs
+    if package.name == DEEPSPEED:
+        source, chosen = _deepspeed(options, package, context, environ, diagnostics)
+        named = named_ops(options.ops, kind, source.version)
+    else:
+        chosen = package.operations(kind, context.target.origin)
+        named = frozenset(op.name for op in chosen)
+        source = _identified(options.source, package, context, environ)
+    ops = _without_too_new(chosen, archs, named, diagnostics)
+    diagnostics.add(_remarks(options, environ, ops, context))
+    cores, free = host.cores(), host.memory_available()
+    each = package.job_bytes(kernels=any(op.code == "cuda" for op in ops))
+    build = WheelBuild(
+        request=_request(package, source, context, ops=ops, options=options, environ=environ),
+        ops=ops,
+        source=options.source,
+        context=context,
+        jobs=options.jobs or jobs(cores, free, each),
+        why_jobs="--jobs" if options.jobs else f"{cores} cores, {size_text(free)} free, {size_text(each)} each",
+    )
+    return BuildPlan(build=build, findings=tuple(diagnostics.findings), origin=context.target.origin)
+
+
+def _deepspeed(
+    options: BuildOptions,
+    package: WheelPackage,
+    context: BuildContext,
+    environ: Mapping[str, str],
+    diagnostics: BuildDiagnostics,
+) -> tuple[SourceIdentity, tuple[DeepspeedOp, ...]]:
+    """DeepSpeed's source and the operations of --ops."""
+    clean = without_flags(environ)
+    source = _identified(options.source, package, context, environ)
+    with _probe(context, clean) as probe:
         ops, left_out = choose_ops(
             options.ops,
             context.target.kind,
@@ -66,29 +97,19 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
         )
         diagnostics.add(Finding(level="info", code="op_left_out", message=message) for message in left_out)
         diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
-    named = named_ops(options.ops, context.target.kind, source.version)
-    ops = _without_too_new(ops, context.target.archs, named, diagnostics)
-    diagnostics.add(_remarks(options, environ, ops, context))
-    kernels = any(op.code == "cuda" for op in ops)
-    build = WheelBuild(
-        request=_request(source, context, ops=ops, options=options, environ=environ),
-        ops=ops,
-        deepspeed=options.deepspeed,
-        context=context,
-        jobs=options.jobs or jobs(host.cores(), host.memory_available(), kernels),
-    )
-    return BuildPlan(build=build, findings=tuple(diagnostics.findings), origin=context.target.origin)
+    return source, ops
 
 
-@contextmanager
-def _identified(text: str | None, environ: Mapping[str, str]) -> Iterator[SourceIdentity]:
-    """What --deepspeed means; the version of a git address is known only once it is fetched."""
-    found = identify_source(text)
+def _identified(
+    text: str | None, package: WheelPackage, context: BuildContext, environ: Mapping[str, str]
+) -> SourceIdentity:
+    """What --source means; the version of a git address is known only once it is fetched."""
+    found = identify_source(text, package)
     if found.version:
-        yield found
-        return
+        return found
+    cache, python = cache_root(environ) / "sdists", str(context.python)
     with scratch_folder("dsrun-source-") as folder:
-        yield resolve_source(text, Path(folder) / "source", cache=cache_root(environ) / "sdists")
+        return resolve_source(text, Path(folder) / "source", cache=cache, name=package.name, python=python)
 
 
 @contextmanager
@@ -112,7 +133,8 @@ def _without_too_new(
             kept.append(op)
             continue
         if op.name in named:
-            raise Refusals(__file__, "refusals.toml").error("ops.too_new", op=op, archs=env_value(archs))
+            row = "ops.too_new" if op.package == DEEPSPEED else "package.too_new"
+            raise Refusals(__file__, "refusals.toml").error(row, op=op, archs=env_value(archs))
         diagnostics.add([finding_of("op_left_out", op=op.name, lowest=op.lowest)])
     return tuple(kept)
 
@@ -136,6 +158,7 @@ def _remarks(
 
 
 def _request(
+    package: WheelPackage,
     source: SourceIdentity,
     context: BuildContext,
     *,
@@ -146,7 +169,8 @@ def _request(
     on_gpu = context.target.kind == "cuda"
     libc = " ".join(filter(None, platform.libc_ver()))
     return WheelRequest(
-        deepspeed=source.version,
+        package=package.name,
+        version=source.version,
         source=source.digest,
         label=source.label,
         torch=context.torch.version,

@@ -13,10 +13,12 @@ from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import difference
 from dsrun.wheel.compile.cached import PREFIX, build_root
 from dsrun.wheel.compile.compile_wheel import CompileProcess, WheelBuild, WheelParts, group_ops, plan_processes
+from dsrun.wheel.platform.wheel_package import wheel_package
 
 _SOURCE = (
     "import sys; from pathlib import Path; from dsrun.wheel.select_source import resolve_source; "
-    "resolve_source(sys.argv[1] or None, Path(sys.argv[2]), cache=Path(sys.argv[3]))"
+    "_, text, into, cache, name, python = sys.argv; "
+    "resolve_source(text or None, Path(into), cache=Path(cache), name=name, python=python)"
 )
 _TEXTS: dict[str, str] = toml_beside(__file__)
 _END = "END_OF_FILE"
@@ -28,14 +30,16 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     It compiles each operation into a part, keeps it among `parts`, and then runs the command `again`, which merges them
     into the wheel.
     """
-    folder = build_root() / f"{PREFIX}{build.request.key}-{uuid.uuid4().hex[:8]}"
+    request = build.request
+    source = (request.package, str(build.context.python))
+    folder = build_root() / f"{PREFIX}{request.key}-{uuid.uuid4().hex[:8]}"
     sdists = str(cache_root(environ) / "sdists")
     with scratch_folder("dsrun-dry-run-") as scratch:
         processes, _ = plan_processes(build, group_ops(build.ops), scratch, environ)
         lines = [
-            _TEXTS["head"].format(version=f"{build.request.deepspeed}+{build.request.local_version}"),
+            _TEXTS["head"].format(name=wheel_package(request.package).title, version=request.full_version),
             *_files(scratch),
-            shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", sdists]),
+            shlex.join([sys.executable, "-c", _SOURCE, build.source or "", f"{scratch}/source", sdists, *source]),
             *(_part(process, scratch, parts.root, environ) for process in processes),
             shlex.join(["rm", "-rf", str(scratch)]),
             "# Merges the parts.",

@@ -18,18 +18,19 @@ OpLanguage = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
 _WANT_PIN_MEMORY = ("async_io", "gds")
 _GROUPS = ("default", "all")
+DEEPSPEED = "deepspeed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepspeedOp:
-    """One operation as DeepSpeed's builder for one or more accelerators declares it.
+    """One operation as DeepSpeed's builder for one or more accelerators declares it, or another's extension module.
 
     `code` is "host" (plain C++), "cuda-host" (C++ with CUDA's headers and libraries) or "cuda" (kernels).
     `library` is the path of its .so inside the wheel up to Python's own suffix. `lowest` is the compute
     capability below which its builder drops architectures, for itself and (through TORCH_CUDA_ARCH_LIST) for
     every operation after it. `bf16`: its code for bf16 is left out where an architecture is below 8.0. `link_before`
     and `link_after` are flags that its link alone needs. `since` and `until` are the first and last DeepSpeed versions
-    with this row, None for no bound. `broken` says why it does not compile.
+    with this row, None for no bound. `broken` says why it does not compile. `package`: whose it is.
     """
 
     name: str
@@ -48,6 +49,7 @@ class DeepspeedOp:
     since: str | None = None
     until: str | None = None
     note: str = ""
+    package: str = DEEPSPEED
 
     def in_version(self, version: str) -> bool:
         from packaging.version import Version

@@ -62,9 +62,14 @@ def check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
     ]
 
 
+def cxx_standard(torch: TorchFacts) -> str:
+    """The C++ standard that torch's headers need ("c++20")."""
+    return "c++20" if torch.release >= _FIRST_CXX20 else "c++17"
+
+
 def check_standard(torch: TorchFacts, cxx: CxxCompiler, others: Sequence[CxxCompiler]) -> list[Finding]:
     """An error for a compiler that is too old for torch's headers."""
-    standard = "c++20" if torch.release >= _FIRST_CXX20 else "c++17"
+    standard = cxx_standard(torch)
     oldest = _OLDEST[standard]
     if cxx.major >= oldest[cxx.kind]:
         return []

@@ -25,7 +25,7 @@ def names(libraries: Iterable[WheelLibrary]) -> str:
 
 def compare(report: WheelReport, machine: ProbedMachine) -> list[Finding]:
     """Every problem of a wheel on a machine, worst first; of another package's wheel, whether pip would install it."""
-    if not report.is_deepspeed:
+    if not report.is_known:
         return worst_first([*_about(report), *_python(report, machine)])
     return worst_first(
         [
@@ -42,18 +42,19 @@ def compare(report: WheelReport, machine: ProbedMachine) -> list[Finding]:
 
 def compare_with_gpus(report: WheelReport, gpus: Sequence[WheelGpu]) -> list[Finding]:
     """Every problem of a wheel on these GPUs, when nothing else is known of their machines."""
-    if not report.is_deepspeed:
+    if not report.is_known:
         return list(_about(report))
-    unsuited = [finding_of("accelerator")] if gpus and report.accelerator == "cpu" else []
+    unsuited = [finding_of("accelerator")] if gpus and report.is_deepspeed and report.accelerator == "cpu" else []
     return worst_first([*_about(report), *_gpu_code(report, gpus, where=""), *unsuited])
 
 
 def _about(report: WheelReport) -> Iterator[Finding]:
     """Problems of the wheel on any machine."""
-    if not report.is_deepspeed:
+    if not report.is_known:
         yield finding_of("not_deepspeed", name=report.name)
         return
-    gpu_ops = {op.name for op in all_ops() if op.code == "cuda"}
+    # Every extension module of another package that a request names has kernels.
+    gpu_ops = {op.name for op in all_ops() if op.code == "cuda"} if report.is_deepspeed else set(report.installed_ops)
     there = {library.op for library in report.libraries}
     lost = [name for name in report.installed_ops if name not in there]
     if lost:
@@ -163,6 +164,8 @@ def _driver(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
 
 def _accelerator(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     """DeepSpeed uses a compiled operation only under the accelerator it was built for (OpBuilder.load)."""
+    if not report.is_deepspeed:
+        return
     if report.accelerator == "cpu" and machine.gpus and machine.torch_cuda:
         yield finding_of("accelerator", where=machine.node)
     if report.accelerator == "cuda" and not machine.gpus and machine.torch_cuda:
@@ -204,7 +207,7 @@ def _processor(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]
             {flag for each in over if each.cpu_level for flag in lacking(each.cpu_level, machine.cpu_flags)}
         )
         yield finding_of("cpu_level.wheel", where=machine.node, ops=names(over), isa=level, lacked=", ".join(lacked))
-    unknown = [each for each in report.libraries if each.cpu_level is None and each.machine == "x64"]
+    unknown = [each for each in report.libraries if each.op and each.cpu_level is None and each.machine == "x64"]
     if unknown:
         yield finding_of("cpu_unknown", ops=names(unknown))
 

@@ -6,7 +6,7 @@ Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,8 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
 from dsrun.system.process.scratch import scratch_folder
+from dsrun.wheel.platform.arch import minor_release
+from dsrun.wheel.platform.ops import DEEPSPEED
 from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, WheelName, open_wheel
 from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level
@@ -67,8 +69,8 @@ class WheelLibrary:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildNote:
-    """What DeepSpeed's build recorded: torch ("2.13"), CUDA ("13.0"), accelerator ("cuda", "cpu") and compiled
-    operations; None and () in a wheel that is not DeepSpeed's or was not built with operations."""
+    """What DeepSpeed's build recorded, or dsrun of another package: torch ("2.13"), CUDA ("13.0"), accelerator ("cuda",
+    "cpu") and compiled operations or extension modules; None and () where nothing is recorded or was compiled."""
 
     torch: str | None
     cuda: str | None
@@ -88,7 +90,12 @@ class WheelReport(WheelName, BuildNote):
 
     @property
     def is_deepspeed(self) -> bool:
-        return self.name == "deepspeed"
+        return self.name == DEEPSPEED
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it tells what it was compiled for: a wheel of DeepSpeed, or one that dsrun built."""
+        return self.is_deepspeed or bool(self.installed_ops)
 
 
 def read_wheel(path: Path) -> WheelReport:
@@ -105,7 +112,7 @@ def read_archive(archive: WheelArchive, *, libraries: bool = True) -> WheelRepor
         size=archive.path.stat().st_size,
         **vars(archive.name),
         **vars(build_note(archive)),
-        libraries=_libraries(archive) if libraries else (),
+        libraries=_libraries(archive, built_from(archive)) if libraries else (),
         built_from=built_from(archive),
     )
 
@@ -121,10 +128,19 @@ def built_from(archive: WheelArchive) -> dict[str, Any] | None:
 
 
 def build_note(archive: WheelArchive) -> BuildNote:
-    """The file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed. Without one, nothing is known.
+    """The file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed. For another package, what dsrun
+    recorded; without that, nothing is known.
 
     deepspeed/git_version_info.py reads it when an operation is loaded.
     """
+    request = built_from(archive)
+    if request and "package" in request:
+        return BuildNote(
+            torch=minor_release(request["torch"]),
+            cuda=minor_release(request["cuda"]) if request["cuda"] else None,
+            accelerator=request["accelerator"],
+            installed_ops=tuple(request["ops"]),
+        )
     built = assignments(archive.read_text(_BUILT, _LONGEST_NOTE)) if _BUILT in archive else {}
     torch: dict[str, Any] = built.get("torch_info") or {}
     cuda = str(torch.get("cuda_version", _NO_CUDA))
@@ -151,44 +167,50 @@ def assignments(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, kinds.get(name, object))}
 
 
-def _libraries(archive: WheelArchive) -> tuple[WheelLibrary, ...]:
-    found = []
+def _libraries(archive: WheelArchive, request: Mapping[str, Any] | None) -> tuple[WheelLibrary, ...]:
+    found, modules = [], tuple(request["ops"]) if request and "package" in request else ()
     with scratch_folder("dsrun-wheel-") as folder:
         file = Path(folder, "library")
         for name in archive.names:
             if _LIBRARY.fullmatch(name):
                 archive.extract(name, file)
-                found.append(read_library(file, name))
+                found.append(read_library(file, name, modules))
                 file.unlink()
     return tuple(found)
 
 
-def op_of(path: str) -> str | None:
-    """The DeepSpeed operation a library of its wheel is; None for a library of another package.
+def op_of(path: str, modules: Collection[str] = ()) -> str | None:
+    """The DeepSpeed operation that a library of its wheel is, or which of a package's `modules`; None for another's.
 
     The builders' absolute_name() ends in `<name>_op` or `<name>`, once in `kernels<name>` (a missing dot upstream).
     """
+    module = path.partition(".")[0].replace("/", ".")
+    if module in modules:
+        return module
     if not path.startswith("deepspeed/"):
         return None
     return PurePosixPath(path).name.partition(".")[0].removesuffix("_op").removeprefix("kernels")
 
 
-def read_library(file: Path, name: str) -> WheelLibrary:
-    """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is not one or is damaged."""
+def read_library(file: Path, name: str, modules: Collection[str] = ()) -> WheelLibrary:
+    """Read the ELF file `file`, which is `name` in a wheel with these extension `modules`.
+
+    Raises UsageError when it is not one or is damaged.
+    """
     try:
         with file.open("rb") as opened:
-            return _library(ELFFile(opened), opened, file, name)
+            return _library(ELFFile(opened), opened, file, name, op_of(name, modules))
     except FatbinError as error:
         raise UsageError(f"{name}: its GPU code is damaged: {error}", fix="build it again") from None
     except _DAMAGED as error:
         raise UsageError(f"{name}: not a readable ELF library ({error})", fix="build it again") from None
 
 
-def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> WheelLibrary:
+def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str, op: str | None) -> WheelLibrary:
     versions = list(_versions(elf))
     # Hundreds of megabytes, of which only the headers are read.
     code = read_fatbin(ElfSection.of(elf, ".nv_fatbin", opened))
-    op, strings = op_of(name), ElfSection.of(elf, ".dynstr", opened)[:]
+    strings = ElfSection.of(elf, ".dynstr", opened)[:]
     new_strings = b"__cxx11" in strings or b"B5cxx11" in strings
     return WheelLibrary(
         path=name,

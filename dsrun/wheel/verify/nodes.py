@@ -152,7 +152,8 @@ def _finish(node: RemoteNode, done: NodeReport, task: NodeTask, pool: NodePool) 
         if not wheel_check.can_smoke_test(task.report, done.findings):
             return done
         words = wheel_check.arguments(task.report, task.target)
-        output = pool.run(node, task.python, wheel_check.RUN_OPS, *words, seconds=wheel_check.RUN_OPS_SECONDS)
+        program = wheel_check.program(task.report)
+        output = pool.run(node, task.python, program, *words, seconds=wheel_check.RUN_OPS_SECONDS)
         results, failures = wheel_check.parse_op_results(output, node.name)
         return replace(done, op_results=results, findings=(*done.findings, *failures))
     except DsrunError as error:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 OpOutcome = Literal["ran", "loaded", "failed"]
 
-# A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
+# Programs of their own: only a child process loads torch, and their source is sent to nodes that have no dsrun.
 RUN_OPS = Path(__file__).with_name("run_ops.py")
+LOAD_MODULES = Path(__file__).with_name("load_modules.py")
 
 # With these findings installing or importing is bound to fail; they are reported once.
 _FATAL = frozenset(
@@ -50,9 +51,16 @@ def can_smoke_test(report: WheelReport, findings: Iterable[Finding]) -> bool:
     return bool(report.accelerator and report.installed_ops and not fatal)
 
 
+def program(report: WheelReport) -> Path:
+    """What proves the wheel: it runs DeepSpeed's operations, or loads another package's extension modules."""
+    return RUN_OPS if report.is_deepspeed else LOAD_MODULES
+
+
 def arguments(report: WheelReport, site: str | None) -> list[str]:
-    """The command line of dsrun/wheel/verify/run_ops.py; `site` is the folder to import DeepSpeed from, if any."""
+    """The command line of `program`; `site` is the folder to import the package from, if any."""
     place = ["--site", site] if site else []
+    if not report.is_deepspeed:
+        return [*place, *report.installed_ops]
     return [*place, "--accelerator", str(report.accelerator), *report.installed_ops]
 
 
@@ -123,7 +131,7 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
         with open_wheel(report.path) as archive:
             archive.unpack(folder)
         try:
-            answer = capture([python, str(RUN_OPS), *arguments(report, str(folder))], seconds=RUN_OPS_SECONDS)
+            answer = capture([python, str(program(report)), *arguments(report, str(folder))], seconds=RUN_OPS_SECONDS)
             return parse_op_results(last_object(answer, "loading the operations"), where)
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]

@@ -22,6 +22,7 @@ from dsrun.wheel.platform.cxx import (
     has_header,
     install_command,
 )
+from dsrun.wheel.platform.wheel_package import wheel_package
 from tests.fake_programs import path_of, program
 
 GIB = 1 << 30
@@ -127,18 +128,20 @@ def test_compiler_cache(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "memory", "cuda", "expected"),
+    ("package", "cores", "memory", "kernels", "expected"),
     [
-        (16, 64, True, 16),
-        (64, 64, True, 16),
-        (8, 6, True, 1),
-        (8, 1, True, 1),
-        (8, 6, False, 4),
-        (2, 64, False, 2),
+        ("deepspeed", 16, 64, True, 16),
+        ("deepspeed", 64, 64, True, 16),
+        ("deepspeed", 8, 6, True, 1),
+        ("deepspeed", 8, 1, True, 1),
+        ("deepspeed", 8, 6, False, 4),
+        ("deepspeed", 2, 64, False, 2),
+        ("flash-attn", 64, 64, True, 7),
+        ("flash-attn", 4, 64, True, 4),
     ],
 )
-def test_parallel_compile_jobs(cores, memory, cuda, expected):
-    assert jobs(cores, memory * GIB, cuda) == expected
+def test_parallel_compile_jobs(package, cores, memory, kernels, expected):
+    assert jobs(cores, memory * GIB, wheel_package(package).job_bytes(kernels=kernels)) == expected
 
 
 def test_install_command_can_be_pasted():

@@ -44,6 +44,16 @@ def test_ds_build_variables_enable_only_requested_ops():
     assert env["DS_BUILD_OPS"] == "0"
 
 
+def test_another_package_has_its_own_variables_and_none_of_the_user_s():
+    request = replace(CUDA, package="flash-attn", version="2.8.3", ops=("flash_attn_2_cuda",))
+    foreign = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE", "FLASH_ATTN_CUDA_ARCHS": "80", "NVCC_THREADS": "4"}
+    env = made(request, {"PATH": "/usr/bin", **foreign}, cuda_home=Path("/b/cuda"))
+    assert env["FLASH_ATTENTION_FORCE_BUILD"] == "TRUE"
+    assert not set(foreign) & set(env)
+    assert not [name for name in env if name.startswith("DS_")]
+    assert (env["TORCH_CUDA_ARCH_LIST"], env["MAX_JOBS"], env["CUDA_HOME"]) == (CUDA.archs, "3", "/b/cuda")
+
+
 def test_build_environment_leaves_nothing_to_guess():
     env = made()
     assert env["DS_ACCELERATOR"] == "cpu"

@@ -11,7 +11,7 @@ from packaging.version import Version
 from dsrun.wheel.compile.build_environment import WheelRequest
 
 CPU = WheelRequest(
-    deepspeed="0.19.8",
+    version="0.19.8",
     source="sha256:aa",
     torch="2.13.0+cpu",
     python="cp311",
@@ -24,7 +24,8 @@ CPU = WheelRequest(
 CUDA = replace(CPU, torch="2.13.0", cuda="13.0", nvcc="13.0", accelerator="cuda", archs="8.0;9.0")
 
 OTHER = {
-    "deepspeed": "0.19.7",
+    "package": "causal-conv1d",
+    "version": "0.19.7",
     "source": "sha256:bb",
     "label": "patched.1a2b3c4d",
     "torch": "2.13.1",
@@ -89,7 +90,7 @@ def test_wheel_local_version(request_, local):
 def test_different_wheels_have_different_versions(name):
     """Else pip would keep the one that is installed."""
     other = replace(CUDA, **{name: OTHER[name]})
-    assert (other.deepspeed, other.local_version) != (CUDA.deepspeed, CUDA.local_version)
+    assert (other.package, other.full_version) != (CUDA.package, CUDA.full_version)
 
 
 def test_request_as_dict_is_plain_json():

@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.wheel.checkout import parse_remote
-from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.platform.wheel_package import wheel_package
+from dsrun.wheel.sdist import fetch_sdist
 from dsrun.wheel.select_source import identify_source, resolve_source
 from tests.deepspeed_trees import WHEN, content
 from tests.fake_programs import program
 
-LOCKED = read_lock()["default"]
+LOCKED = wheel_package().default
+PACKAGES = read_toml(data_folder("build") / "packages.toml")["packages"]
 
 
 def archive(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
@@ -60,15 +63,16 @@ def index(tmp_path, monkeypatch):
 def test_default_source_is_identified_offline():
     identity = identify_source(None)
     assert (identity.kind, identity.version, identity.label) == ("sdist", LOCKED, "")
-    assert identity.digest == f"sha256:{read_lock()['sdist'][LOCKED]}"
+    assert identity.digest == f"sha256:{wheel_package().sdist[LOCKED]}"
     for text in (LOCKED, f"=={LOCKED}", f"deepspeed=={LOCKED}", f"v{LOCKED}", f" {LOCKED} "):
         assert identify_source(text) == identity
 
 
-def test_source_lock_holds_sha256():
-    lock = read_lock()
-    assert lock["default"] in lock["sdist"]
-    assert all(len(value) == 64 and int(value, 16) for value in lock["sdist"].values())
+@pytest.mark.parametrize("name", PACKAGES)
+def test_source_lock_holds_sha256(name):
+    package = wheel_package(name)
+    assert package.default in package.sdist
+    assert all(len(value) == 64 and int(value, 16) for value in package.sdist.values())
 
 
 def test_version_without_hash_is_refused():
@@ -84,7 +88,7 @@ def test_sdist_with_wrong_hash_is_never_run(index, tmp_path):
     archive(index / f"deepspeed-{LOCKED}.tar.gz", content(LOCKED))
     with pytest.raises(ToolError, match=r"nothing of it was run") as raised:
         resolve_source(LOCKED, tmp_path / "into", cache=tmp_path / "cache")
-    assert read_lock()["sdist"][LOCKED] in raised.value.message
+    assert wheel_package().sdist[LOCKED] in raised.value.message
     assert sha256(index / f"deepspeed-{LOCKED}.tar.gz") in raised.value.message
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "mark").exists()
@@ -123,10 +127,13 @@ def test_sdist_finds_no_room(tmp_path):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_environment_without_pip(tmp_path):
+def test_environment_without_pip(tmp_path, monkeypatch):
+    """dsrun's own environment: for another one, its pip will do."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = str(tmp_path / "env/bin/python")
+    monkeypatch.setattr(sys, "executable", python)
     with pytest.raises(MissingError, match="pip is not installed"):
-        fetch_sdist(LOCKED, "ab" * 32, tmp_path / "cache", python=str(tmp_path / "env/bin/python"))
+        fetch_sdist(LOCKED, "ab" * 32, tmp_path / "cache", python=python)
 
 
 # --- files -----------------------------------------------------------------------------------------------

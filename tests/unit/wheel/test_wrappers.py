@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from dsrun.wheel.compile.assemble import arch_flags
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.nvcc import Nvcc
 from tests.tiny_wheels import compiled, needs_gcc
@@ -53,6 +54,24 @@ def test_nvcc_that_does_not_know_the_option_does_not_get_it(called):
 def test_line_tables_of_gpu_code_are_kept_with_symbols_only(called):
     assert called("-lineinfo", "-O3") == ["-O3"]
     assert called("-lineinfo", "-O3", debug=True) == ["-lineinfo", "-O3"]
+
+
+def test_architectures_and_threads_of_a_setup_script_are_replaced(called):
+    """What the setup.py of causal-conv1d and flash-attn gives nvcc, whatever was asked for."""
+    own = ["-gencode", "arch=compute_75,code=sm_75", "-gencode=arch=compute_80,code=sm_80", "--threads", "4"]
+    wanted = ["-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90,code=compute_90"]
+    assert arch_flags("9.0+PTX", None) == wanted
+    arguments = [*own, "-std=c++17", "-c", "TREES/causal-conv1d/csrc/x.cu"]
+    found = called(*arguments, archs=wanted, standard="c++20")
+    assert found == [
+        "-std=c++20", "-c", "/trees/causal-conv1d/csrc/x.cu",
+        "-Xcudafe", "--orig_src_path_name=csrc/x.cu", *wanted,
+    ]  # fmt: skip
+    assert called(*own) == own
+
+
+def test_architectures_below_a_package_s_lowest_are_left_out():
+    assert arch_flags("7.5;8.0", "8.0") == ["-gencode=arch=compute_80,code=sm_80"]
 
 
 def test_nvcc_runs_behind_ccache_alone(called, tmp_path):
