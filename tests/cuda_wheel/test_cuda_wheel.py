@@ -108,3 +108,13 @@ for path in sys.argv[1:]:
 def test_cuda_wheel_build_is_reproducible(build, wheel):
     before = wheel.read_bytes()
     assert build("--arch", ARCHS, "--ops", ",".join(OPS), "--force").read_bytes() == before
+
+
+def test_causal_conv1d_is_compiled_for_one_gpu_and_loads(build, python):
+    """Its setup.py would compile for nine, or download a wheel."""
+    wheel = build("causal-conv1d", "--arch", "9.0")
+    (library,) = read_wheel(wheel).libraries
+    assert (library.op, library.sass, library.ptx) == ("causal_conv1d_cuda", ("9.0",), ())
+    argv = [sys.executable, "-m", "dsrun", "verify-wheel", str(wheel), "--python", str(python), "--format", "json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert [each["result"] for each in json.loads(done.stdout)["operations"]] == ["loaded"]
