@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
@@ -101,3 +104,20 @@ def test_wheel_requires_the_torch_it_was_compiled_against(wheel):
         info = f"causal_conv1d-{REQUEST.full_version}.dist-info"
         assert "Requires-Dist: torch==2.13.*\n" in archive.read(f"{info}/METADATA").decode()
         assert archive.read(f"{info}/dsrun.json").decode() == provenance(REQUEST)
+
+
+@needs_gcc
+@pytest.mark.train
+def test_modules_load_in_a_fresh_interpreter(tmp_path):
+    """As text, as `wheel push` sends it: a module that loads, one that lacks a symbol, and one that is not there."""
+    compiled(tmp_path / "site", CODE, name="good.so")
+    compiled(tmp_path / "site", "int missing(void); int one(void) { return missing(); }", "-Wl,-z,now", name="bad.so")
+    command = [sys.executable, "-", "--site", str(tmp_path / "site"), "good", "bad", "absent"]
+    done = subprocess.run(command, input=LOAD_MODULES.read_text(), capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])["ops"]
+    assert {name: each["result"] for name, each in told.items()} == {
+        "good": "loaded",
+        "bad": "failed",
+        "absent": "failed",
+    }
+    assert "undefined symbol: missing" in told["bad"]["what"]
