@@ -26,8 +26,7 @@ class CheckpointEntry:
     """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
 
     `state`: complete (all files there, in their sizes), damaged, saving (hidden: being written, or left by a run that
-    died), or foreign (written by something else, without a manifest). `why`: what is wrong with a damaged one.
-    """
+    died), or foreign (written by something else, without a manifest). `why`: what is wrong with a damaged one."""
 
     step: int
     path: Path
@@ -206,8 +205,7 @@ def _kinds(checkpoint: Path) -> list[CheckpointKind]:
 def export_source(source: Path, *, merge_lora: bool, notify: Callable[[str], None]) -> Path:
     """The folder to export: `source`, or of a run the final model or the newest valid checkpoint.
 
-    Raises UsageError for other folders, FindingsError for a damaged checkpoint.
-    """
+    Raises UsageError for other folders, FindingsError for a damaged checkpoint."""
     if not source.is_dir():
         raise UsageError(f"there is no folder {source}", fix="give a run folder or a checkpoint")
     if RunFolder(source).run_json.is_file():

@@ -2,8 +2,7 @@
 
 Some of these hold conditions and sizes as Python expressions.
 
-The options of every command come through here. It does without pathlib, whose import takes a tenth of `--help`.
-"""
+The options of every command come through here. It does without pathlib, whose import takes a tenth of `--help`."""
 
 import marshal
 import os
@@ -68,8 +67,7 @@ def kept(file: "str | Path", make: "Callable[[bytes], Any]", version: str = "") 
 
     As Python does with modules, the result is kept in `__pycache__` until the file has another size or time, or
     `version`, what else it follows from, is another. Where that folder cannot be written, or PYTHONDONTWRITEBYTECODE is
-    set, it is made each time.
-    """
+    set, it is made each time."""
     state = (*_state(file), version)
     place = _place(os.path.abspath(file))
     # Whatever is wrong with what is kept, the file itself is there.

@@ -1,7 +1,6 @@
 """EngineOptions: what `dsrun config` and `dsrun train` can both ask of a DeepSpeed configuration.
 
-An option that is declared here is a flag of both; engine_options.toml says what --help and the pages say of it.
-"""
+An option that is declared here is a flag of both; engine_options.toml says what --help and the pages say of it."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal

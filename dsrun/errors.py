@@ -15,8 +15,7 @@ class DsrunError(Exception):
     """Something went wrong that the user can act on.
 
     `message` says what and where; `fix` is the command or the line that repairs it; `cause` is the code of
-    docs/diagnose.md, where one fits.
-    """
+    docs/diagnose.md, where one fits."""
 
     exit_code = EXIT_TOOL_FAILED
 

@@ -1,7 +1,6 @@
 """What each kind of event of a run means: its state, the use of its time, how loud it is, its text (events.toml).
 
-Whoever reads events.jsonl asks here: monitor, runs, goodput, diagnose, report, notifications and logs.
-"""
+Whoever reads events.jsonl asks here: monitor, runs, goodput, diagnose, report, notifications and logs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Message: a text for people that remembers its template and values, so that it can be printed in another language.
 
 Stored, compared, pickled or written as JSON it is its English text. Where it is printed for a person,
-`dsrun.findings.translation` looks its template up.
-"""
+`dsrun.findings.translation` looks its template up."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -27,8 +26,7 @@ class Message(str):
     """`template` with its {placeholders} filled; braces around anything else, as bash writes them, stay.
 
     `tools.catalogue` finds literal templates in the code: choose among whole sentences rather than among words, since
-    other languages put them elsewhere. A value that is a Message itself is translated too.
-    """
+    other languages put them elsewhere. A value that is a Message itself is translated too."""
 
     template: str
     values: Mapping[str, Any] | tuple[str, ...]

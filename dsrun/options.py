@@ -1,7 +1,6 @@
 """How a command's options are declared: fields of a dataclass, whose metadata is in a TOML file beside it.
 
-And how such a dataclass is made of what somebody wrote on the command line and in a section of run.yaml.
-"""
+And how such a dataclass is made of what somebody wrote on the command line and in a section of run.yaml."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +30,7 @@ def described(module: str) -> Callable[[type[Spec]], type[Spec]]:
     name on the command line and in run.yaml where that is not the field's; `aliases` are further names there; `choices`
     are its values, else `metavar` stands for one; `least` and `most` bound a number, both included. Other keys are the
     spec's own, and documented there. The options have the order of the tables. One of a base class needs no table: it
-    then comes last, under the heading of its own; with one it has what this changes.
-    """
+    then comes last, under the heading of its own; with one it has what this changes."""
 
     def describe(spec: type[Spec]) -> type[Spec]:
         tables = toml_beside(module)
@@ -106,8 +104,7 @@ def section_value(spec: type, section: str, key: str, values: Iterable[str], whe
 def filled(spec: type[Spec], places: Iterable[Iterable[OptionValue]]) -> tuple[Spec, dict[str, str]]:
     """A `spec` of what was given, the strongest place first, and where each option was given, else its flag.
 
-    A list of one place replaces that of a weaker one. Raises UsageError for a value that its option does not take.
-    """
+    A list of one place replaces that of a weaker one. Raises UsageError for a value that its option does not take."""
     given: dict[str, OptionValue] = {}
     for each in chain.from_iterable(places):
         given.setdefault(each.name, each)
@@ -121,8 +118,7 @@ def broken_rules(content: Mapping[str, Any], spec: Any, names: Mapping[str, Any]
 
     A row of `rules` is of options (`fields`), each of whose values is tried against its rules. `when` is a Python
     expression of `value`, of `key` and `rest` before and behind its first "=", of the options by their fields, of
-    `spec`, of `terms`, which are expressions themselves, and of `names`. Texts may name the same in braces.
-    """
+    `spec`, of `terms`, which are expressions themselves, and of `names`. Texts may name the same in braces."""
     for field, rules in ((field, row["rules"]) for row in content["rules"] for field in row["fields"]):
         given = getattr(spec, field)
         for value in given if isinstance(given, tuple) else () if given is None else (given,):

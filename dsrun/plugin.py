@@ -1,7 +1,6 @@
 """Your own code in a run of `dsrun train`: a class that `--plugin module:Class` names. Importing this loads no torch.
 
-Every method is optional. docs/plugins.md has examples.
-"""
+Every method is optional. docs/plugins.md has examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,8 +53,7 @@ class Plugin:
         divides it by their number in the global batch, so the loss does not depend on micro batches and ranks.
 
         `model(**inputs)["logits"]` [rows, length, vocabulary] are the logits; `targets` [rows, length] the tokens that
-        they are to predict at the same positions, -100 where none is. Must also work for a batch without any target.
-        """
+        they are to predict at the same positions, -100 where none is. Must also work for a batch without any target."""
         raise NotImplementedError
 
     def metrics(self, examples: Sequence[Example]) -> dict[str, float]:

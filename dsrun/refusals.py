@@ -1,8 +1,7 @@
 """Errors in the words of a TOML file: a table of rows for each group.
 
 `message` and `fix` are filled with the names of the caller; `error` is the class of dsrun/errors.py where it is not
-UsageError; `cause` a code of docs/diagnose.md; `when`, where the condition stands there too, a Python expression.
-"""
+UsageError; `cause` a code of docs/diagnose.md; `when`, where the condition stands there too, a Python expression."""
 
 from typing import Any
 

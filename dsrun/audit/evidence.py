@@ -1,8 +1,7 @@
 """What a finished run of anybody has left: versions, arguments, configs, logged steps, logs. Nothing of it is run.
 
 The arguments of a Trainer come from training_args.bin, a pickle: nothing that it names is imported. Logs tell values
-and signs by the names of log.toml, the last steps, and causes.
-"""
+and signs by the names of log.toml, the last steps, and causes."""
 
 import pickle
 import re

@@ -1,7 +1,6 @@
 """Recorded verdicts of `dsrun certify`: which model, with which packages, and what each check found.
 
-They lie in dsrun's cache, by config and type of model, versions and task; one of --quick beside one of all checks.
-"""
+They lie in dsrun's cache, by config and type of model, versions and task; one of --quick beside one of all checks."""
 
 import json
 from collections.abc import Mapping

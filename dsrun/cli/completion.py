@@ -1,8 +1,7 @@
 """Shell completion: click's protocol for bash, zsh and fish, and what it does not know of dsrun's command lines.
 
 The values of an option follow from its placeholder in --help: FILE, DIR, RUN, or the words of `auto|N`. The flags of
-`dsrun train` come from the recipe's table, also behind the `--` of a command that starts a program.
-"""
+`dsrun train` come from the recipe's table, also behind the `--` of a command that starts a program."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 def complete(cli: click.Command, variable: str, instruction: str) -> int:
     """Answer what the shell asks in `variable`: the script that it reads once, or the words that may follow.
 
-    Nothing but these is written: stderr would appear in the line that is being typed.
-    """
+    Nothing but these is written: stderr would appear in the line that is being typed."""
     shell, _, task = instruction.partition("_")
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None or task not in ("source", "complete"):

@@ -75,6 +75,5 @@ def shard_bytes(text: str) -> int:
 def refuse_target(to: Path, source: Path, *, force: bool) -> None:
     """Raise UsageError if `to` is a file, or a folder with content that may not be replaced.
 
-    A run folder, and one that contains `source`, may not with `force` either: their content would be deleted.
-    """
+    A run folder, and one that contains `source`, may not with `force` either: their content would be deleted."""
     Refusals(__file__).check("target", to=to, source=source, force=force, any=any, run=RunFolder(to))

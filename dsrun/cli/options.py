@@ -149,8 +149,7 @@ def declaration(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Arguments and options are as click takes them, but for a `path`, the bounds of an `int` or a `float`, `choices`, the
     "module:function" a value is `accepted_by`, and the `group` of an option in help. A `type`, `callback`, `default` or
-    `choices` may be "module:attribute". With `underscores`, options may be written with these too.
-    """
+    `choices` may be "module:attribute". With `underscores`, options may be written with these too."""
     titles: dict[str, str] = {}
     params: list[click.Parameter] = []
     for kind, made in (("arguments", click.Argument), ("options", click.Option)):

@@ -1,7 +1,6 @@
 """What commands write: tables and JSON on stdout, coloured lines on stderr, and the file that a user named.
 
-A closed terminal changes neither a run nor its exit code.
-"""
+A closed terminal changes neither a run nor its exit code."""
 
 import json
 import os
@@ -31,8 +30,7 @@ def write_file(path: "Path", content: bytes, *, force: bool, executable: bool = 
     """Write `content` into `path`. A link stays a link, a file keeps its permissions, and a device or a named pipe is
     written to and never replaced.
 
-    Raises UsageError for a folder, for a file without `force`, for a read-only one, and for what cannot be written.
-    """
+    Raises UsageError for a folder, for a file without `force`, for a read-only one, and for what cannot be written."""
     try:
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and stat.S_ISDIR(mode):

@@ -2,8 +2,7 @@
 
 A folder is filled as a hidden sibling and renamed, so a folder that has the mark of a finished build
 is complete.  The mark also holds a key over everything the content follows from; a dsrun or a Python that could write
-something else finds another key, and replaces the folder with all that is in it.
-"""
+something else finds another key, and replaces the folder with all that is in it."""
 
 import hashlib
 import json
@@ -30,8 +29,7 @@ class DemoPaths:
     """A demo for `task`, ``seq2seq`` or ``causal-lm``.
 
     `model` is a folder for AutoConfig and AutoTokenizer, without weights; None for a demo of data only. The languages
-    are the keys of each row's ``translation``; None for causal-lm, whose rows are ``{"text": ...}``.
-    """
+    are the keys of each row's ``translation``; None for causal-lm, whose rows are ``{"text": ...}``."""
 
     task: str
     model: Path | None
@@ -46,8 +44,7 @@ def materialise(name: str, folder: Path) -> DemoPaths:
     """Make the demo ``name`` in ``folder/model`` and ``folder/data``, or reuse it if it is there already.
 
     Raises UsageError for an unknown name, or where ``folder`` holds something that dsrun did not make; MissingError for
-    demo-llama without the package `tokenizers`, or a Python without its library.
-    """
+    demo-llama without the package `tokenizers`, or a Python without its library."""
     if name not in models.TASKS:
         raise UsageError(f"there is no demo {name!r}", fix=f"one of: {', '.join(DEMO_NAMES)}")
     _build(name, folder, lambda target: _fill(name, target))

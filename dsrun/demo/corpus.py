@@ -1,8 +1,7 @@
 """Demo data made by rule: number phrases in two languages, and the Python documentation on this machine.
 
 Nothing is downloaded.  The number phrases are the same on every machine; the documentation texts are those of the
-Python that runs dsrun, so they change with its version.
-"""
+Python that runs dsrun, so they change with its version."""
 
 import ast
 import hashlib
@@ -55,8 +54,7 @@ def number_phrases(
     """English and Romanian phrases for numbers 0..999_999, no number in two splits.
 
     Rows are ``{"translation": {"en": ..., "ro": ...}}``. The numbers 0..99 come on top of the `train` rows; the other
-    splits have none below 100. The same seed gives the same rows on every machine.
-    """
+    splits have none below 100. The same seed gives the same rows on every machine."""
     rng = random.Random(seed)
     taken = set(range(ALWAYS_TRAINED))
 
@@ -74,8 +72,7 @@ def python_docs() -> CorpusSplits:
     A document is one help topic or one module; all its texts go to the same split.  Which split that is follows from a
     hash of the document's name, so most documents keep theirs from one Python version to the next.  A text met a second
     time is dropped, whichever document it is in. Raises MissingError where this Python comes without its library's
-    source files.
-    """
+    source files."""
     splits = CorpusSplits([], [], [])
     seen: set[str] = set()
     for name, texts in _documents():

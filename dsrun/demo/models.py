@@ -8,8 +8,7 @@ that many keyboards still type for ș and ț.
 demo-llama has three layers, 128 wide, with grouped-query attention, and starts with weights of 0.08, about 1/sqrt(128):
 the usual 0.02 suits wide models, and slows the first epoch here. It has a byte-level BPE trained on the demo's own
 training texts, so it can write any text. The chat template marks what the assistant said, so that a trainer can ask the
-tokenizer for a mask of it.
-"""
+tokenizer for a mask of it."""
 
 import json
 from collections.abc import Mapping

@@ -17,8 +17,7 @@ _PREFIXES: Final = ("translate english to romanian:", "translate romanian to eng
 def model_files(name: str, texts: Iterable[str]) -> dict[str, str]:
     """The files of a demo's model folder by name; demo-llama's tokenizer is trained on `texts`.
 
-    Raises MissingError for demo-llama without the package `tokenizers`.
-    """
+    Raises MissingError for demo-llama without the package `tokenizers`."""
     files = {file.name: file.read_text(encoding="utf-8") for file in (FOLDER / name).iterdir()}
     if name == DEMO_LLAMA:
         return {**files, "tokenizer.json": _byte_level_bpe(texts, model_config(name)["vocab_size"])}
@@ -39,8 +38,7 @@ def t5_words(phrase: str) -> list[str]:
 def t5_vocabulary() -> dict[str, int]:
     """Token -> id for every number phrase of both languages and for the T5 prefixes.
 
-    Numbers below a thousand and whole thousands use every word that any phrase up to 999_999 uses.
-    """
+    Numbers below a thousand and whole thousands use every word that any phrase up to 999_999 uses."""
     vocabulary = {token: i for i, token in enumerate(T5_SPECIAL)}
     numbers = [*range(1000), *range(1000, LIMIT, 1000)]
     phrases = [spell(n) for spell in (english, romanian) for n in numbers]

@@ -63,8 +63,7 @@ def run_checks(checks: Sequence[Check], *about: Any, limit_s: float) -> tuple[Ch
     """The results in the order of `checks`, whose `look` gets `about`. One that crashes, or does not end within
     `limit_s`, is a warning.
 
-    The threads are daemons: one that hangs in the kernel does not keep the process from ending.
-    """
+    The threads are daemons: one that hangs in the kernel does not keep the process from ending."""
     running = [_RunningCheck(check, about) for check in checks]
     deadline = time.monotonic() + limit_s
     return tuple(each.result(deadline, limit_s) for each in running)

@@ -18,8 +18,7 @@ file they are in: a code has one home. A level that is not given is error.
 Where its condition is data too, it is a row of conditions.toml beside the modules of a package: the `key` of its
 finding and, where it is not always one, `when` it is: a Python expression of the names that the caller gives, and of
 the file's `terms`, which are expressions themselves. So are `level`, `fix`, and the `values` of those words of its
-texts that are not such names.
-"""
+texts that are not such names."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -70,8 +69,7 @@ def finding_of(
 ) -> Finding:
     """The finding of a code, or of its variant `code.variant`, with its texts filled with `values`.
 
-    `level` and `fix` stand instead of those of the table; `prefix` before the code.
-    """
+    `level` and `fix` stand instead of those of the table; `prefix` before the code."""
     row = text_table(key)
     return Finding(
         level=level or row.get("level", "error"),

@@ -1,8 +1,7 @@
 """How findings are laid out for people: the one place that every command takes its lines, words and colours from.
 
 All of it is in the language of this process and without control characters. JSON has the findings themselves, and an
-error that ends a command is English.
-"""
+error that ends a command is English."""
 
 import os
 from collections import Counter

@@ -1,8 +1,7 @@
 """The language in which findings and causes are printed, and its catalogue in dsrun/locale.
 
 Everything else is English: help, errors, notes, logs, events, JSON. click's texts come from gettext's global domain,
-which is left alone.
-"""
+which is left alone."""
 
 import os
 import re

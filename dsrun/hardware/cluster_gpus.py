@@ -23,8 +23,7 @@ class ClusterNode:
 def cluster_nodes(partition: str | None = None) -> tuple[ClusterNode, ...] | None:
     """All nodes of the cluster, or of `partition`, whatever their state; None without sinfo or a cluster.
 
-    Raises ToolError when sinfo fails or does not answer.
-    """
+    Raises ToolError when sinfo fails or does not answer."""
     command = ["sinfo", "--noheader", "--Node", f"--format={_FORMAT}"]
     try:
         text = run_tool(command if partition is None else [*command, f"--partition={partition}"])
@@ -41,8 +40,7 @@ def cluster_gpus(partition: str | None = None) -> tuple[GpuGres, ...] | None:
     """The GPUs of all nodes of this SLURM cluster, or of one partition, summed by type; None without SLURM.
 
     Nodes that are down or drained count: the wheel is for when they are back. Raises ToolError when SLURM does
-    not answer and UsageError for a partition without nodes.
-    """
+    not answer and UsageError for a partition without nodes."""
     nodes = cluster_nodes(partition)
     if nodes is None:
         return None

@@ -18,8 +18,7 @@ class GpuName(NamedTuple):
 
     `full` is the whole name without decoration, brand included; `model` lacks brand, form and memory. Both
     are lower case without blanks and punctuation. `share` marks a MIG instance or vGPU: only part of the GPU, of
-    `slice_gib` where the name says so.
-    """
+    `slice_gib` where the name says so."""
 
     full: str
     model: str
@@ -85,8 +84,7 @@ class GpuModel(NamedTuple):
 
     `memory_gib` in GiB as sold, `usable_gib` where the driver shows clearly less, `unified` where the CPU uses the
     same; `memory_bandwidth_gbs` in 10^9 bytes/s, `bf16_tflops` the dense peak in 10^12 operations/s. `last_cuda` None:
-    current toolkits still target it. build/README.md explains every key.
-    """
+    current toolkits still target it. build/README.md explains every key."""
 
     name: str
     capability: tuple[int, int]
@@ -151,8 +149,7 @@ def lookup(name: str) -> GpuModel | None:
     ("a100-80"). None: unknown, or the rows differ in their compute capability ("rtx 4000", "titan x"). Rows of
     confidence C (custom and rare parts) count only where nothing better fits. A MIG instance or vGPU has its
     GPU's capability and the memory of its profile, but no peak. A cloud's instance type ("p4d.24xlarge") is its GPU,
-    and a word of this site's gpus.toml the GPU it names; UsageError if that is unknown.
-    """
+    and a word of this site's gpus.toml the GPU it names; UsageError if that is unknown."""
     meant = site_words().get(name.strip().lower())
     found = _of_table(meant or name)
     if meant and found is None:

@@ -31,8 +31,7 @@ _TIMES = (
 class GpuGres:
     """GPUs of one type as SLURM counts them: `type` as its administrator called it, None where it has none.
 
-    `capability` None: the type does not say for certain which GPU it is, as with MIG slices by size alone.
-    """
+    `capability` None: the type does not say for certain which GPU it is, as with MIG slices by size alone."""
 
     type: str | None
     count: int
@@ -46,8 +45,7 @@ def parse_gres(text: str) -> tuple[GpuGres, ...]:
     """The GPUs in a GRES string as sinfo and scontrol print it, or in a TRES string, in its order.
 
     Other resources (mps and shard, which are shares of the GPUs beside them, bandwidth, cpu, mem, ...) are left
-    out; "(null)" is none. Raises UsageError for an entry that has no form SLURM knows.
-    """
+    out; "(null)" is none. Raises UsageError for an entry that has no form SLURM knows."""
     found: list[GpuGres] = []
     totals: list[int] = []
     for piece in _COMMA.split(text):

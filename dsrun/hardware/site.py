@@ -24,8 +24,7 @@ def site_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
 def read_words(files: Iterable[Path]) -> dict[str, str]:
     """The words in `files` in lower case, and the GPU that each stands for; later files come first.
 
-    Raises UsageError for a file that is not TOML or has another form.
-    """
+    Raises UsageError for a file that is not TOML or has another form."""
     words: dict[str, str] = {}
     for file in files:
         try:

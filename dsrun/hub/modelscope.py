@@ -49,8 +49,7 @@ def fetch(spec: TrainSpec, *, notify: NotePrinter, beat: SignOfLife = lambda: No
 
     Of several processes that ask at once one downloads: as a rule local rank 0, whose notices are printed. `beat` is
     called while that goes on. Raises MissingError where ModelScope or access to it is missing, UsageError for a name or
-    revision that it does not have.
-    """
+    revision that it does not have."""
     cache = modelscope_cache.cache_of(os.environ, spec.cache_dir)
     assets = [each for each in modelscope_cache.assets_of(spec) if complete(each, cache) is None]
     if assets and local_rank:

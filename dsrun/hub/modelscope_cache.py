@@ -1,8 +1,7 @@
 """ModelScope's cache on this machine: where a model or dataset is in it, and whether all of it is there.
 
 An interrupted download leaves a folder that looks like a complete one. So dsrun writes a record beside the folder once
-all files are there: a later start then needs no network, and takes what the first one took.
-"""
+all files are there: a later start then needs no network, and takes what the first one took."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -63,8 +62,7 @@ def assets_of(spec: TrainSpec) -> list[ModelscopeAsset]:
 def local_name(name: str, kind: Literal["model", "dataset"], spec: TrainSpec, environ: Mapping[str, str]) -> str:
     """The folder that stands for `name` on this machine where --hub is ModelScope; any other name as it is.
 
-    Raises MissingError where nothing of it has been downloaded.
-    """
+    Raises MissingError where nothing of it has been downloaded."""
     asset = next((each for each in assets_of(spec) if (each.kind, each.name) == (kind, name)), None)
     if asset is None:
         return name
@@ -91,8 +89,7 @@ def cache_of(environ: Mapping[str, str], chosen: str | None = None) -> Path:
 def folder_of(asset: ModelscopeAsset, cache: Path) -> Path:
     """Where its files are, or will be (modelscope_hub/_download.py: `_repo_cache_dir_path`, `_find_legacy_repo_dir`).
 
-    Releases of modelscope before 1.38 had one folder for all revisions.
-    """
+    Releases of modelscope before 1.38 had one folder for all revisions."""
     owner, _, short = asset.name.partition("/")
     for legacy in (cache, cache / "hub"):
         old = legacy / f"{asset.kind}s" / owner / short.replace(".", "___")

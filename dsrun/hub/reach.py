@@ -1,7 +1,6 @@
 """What a job downloads from its hub, and whether that hub can be reached: asked before ranks wait minutes for it.
 
-And what is said where the Hugging Face Hub does not give it, and where else it can be taken from.
-"""
+And what is said where the Hugging Face Hub does not give it, and where else it can be taken from."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Values as Kubernetes reads them: names, quantities, labels, tolerations, mounts, and text in which it expands $(VAR).
 
-The forms are those of k8s.io/apimachinery: pkg/util/validation/validation.go, and pkg/api/resource/quantity.go.
-"""
+The forms are those of k8s.io/apimachinery: pkg/util/validation/validation.go, and pkg/api/resource/quantity.go."""
 
 import posixpath
 import re

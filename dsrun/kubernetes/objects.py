@@ -4,8 +4,7 @@
 - `jobset`: a JobSet of one replicated Job, which makes the Service itself.
 - `trainjob`: a TrainingRuntime with that JobSet as its template, and a TrainJob that names it.
 
-objects.yaml has the objects.
-"""
+objects.yaml has the objects."""
 
 import re
 import shlex

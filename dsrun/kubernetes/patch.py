@@ -5,8 +5,7 @@ What dsrun needs of the objects stays as it was rendered; patch.toml has what th
 They are strategic merge patches, as `kubectl patch` applies them, to objects whose fields are those of api.json:
 mappings are merged, lists whose items have a merge key by that key, and others replaced; null deletes a field. Of
 directives there are `$patch` (replace, delete) and `$retainKeys`; those that only `kubectl apply` writes are refused.
-The semantics are those of pkg/util/strategicpatch/patch.go of k8s.io/apimachinery.
-"""
+The semantics are those of pkg/util/strategicpatch/patch.go of k8s.io/apimachinery."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,7 @@ def apply_patches(objects: Sequence[KubernetesObject], spec: KubernetesSpec, cwd
     """Change the objects by the patches of a completed spec, and return what is to be noted.
 
     Raises UsageError for a file that cannot be read, a field that Kubernetes does not have, and a patch that takes away
-    what dsrun needs.
-    """
+    what dsrun needs."""
     rendered, notes, patches = _names(deepcopy(objects), spec), list[str](), list[str]()
     for entry in spec.patch:
         inline = entry.startswith("{")
@@ -126,8 +124,7 @@ def merged(before: Any, patch: Any, kind: str, where: str) -> Any:
     """What a patch makes of a value of the type `kind` (see tools/harvest_kubernetes_api.py), which is left as it is.
 
     Raises UsageError, with the field below `where`, for one that Kubernetes does not have, a value that it does not
-    take, a missing one, and a directive that is none.
-    """
+    take, a missing one, and a directive that is none."""
     kind = kind.rstrip("!")
     if found := _LIST.fullmatch(kind):
         if not isinstance(patch, list):

@@ -27,8 +27,7 @@ def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
 def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
     """The spec of what was given, the strongest place first; lists of one place replace those of a weaker one.
 
-    Raises UsageError for a value that its option does not take, and for options that contradict each other.
-    """
+    Raises UsageError for a value that its option does not take, and for options that contradict each other."""
     spec, where = filled(KubernetesSpec, places)
     for each in fields(KubernetesSpec):
         # First of all, as what is wrong with a value names the value. Those left out are never named.

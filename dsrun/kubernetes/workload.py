@@ -24,8 +24,7 @@ class TrainingWorkload:
     """`words` are those of `dsrun launch` after `--`, `name` is that of the model or program.
 
     Of dsrun's own training: `output` is the run folder if it was named, `on_cpu` whether it is to do without GPUs, and
-    `notify` are the targets of messages among its flags.
-    """
+    `notify` are the targets of messages among its flags."""
 
     words: tuple[str, ...]
     name: str
@@ -80,8 +79,7 @@ def longest_name(spec: KubernetesSpec) -> int:
 
     A pod's host name is NAME-INDEX in an Indexed Job (validateJob in pkg/apis/batch/validation/validation.go of
     kubernetes/kubernetes), and JobSet checks NAME-node-0-INDEX with five random characters after it
-    (pkg/webhooks/jobset_webhook.go of kubernetes-sigs/jobset).
-    """
+    (pkg/webhooks/jobset_webhook.go of kubernetes-sigs/jobset)."""
     index = f"-{spec.nodes - 1}"
     return LONGEST_LABEL - len(index if spec.kind == "job" else f"-{NODE}-0{index}-abcde")
 
@@ -91,8 +89,7 @@ def main_pod(spec: KubernetesSpec) -> str:
 
     Pods of an Indexed Job have the host name JOB-INDEX, those of a JobSet JOBSET-REPLICATEDJOB-0-INDEX, and their
     subdomain is the headless service of the job's name (GenPodName and GetSubdomain of kubernetes-sigs/jobset; a
-    TrainJob's JobSet has the TrainJob's name).
-    """
+    TrainJob's JobSet has the TrainJob's name)."""
     return f"{spec.name}-0.{spec.name}" if spec.kind == "job" else f"{spec.name}-{NODE}-0-0.{spec.name}"
 
 
@@ -111,8 +108,7 @@ def mounts(spec: KubernetesSpec) -> list[ClaimMount]:
 def run_folder(spec: KubernetesSpec, workload: TrainingWorkload) -> str:
     """Where the run is written, the same after each restart; a relative name is below the claim's path.
 
-    Raises UsageError for a folder that would be lost with its pod.
-    """
+    Raises UsageError for a folder that would be lost with its pod."""
     folder = posixpath.normpath(posixpath.join(claim(spec).path, workload.output or str(spec.name)))
     writable = [each.path for each in mounts(spec) if not each.read_only]
     if not any(folder.startswith(f"{path}/") for path in writable):

@@ -42,8 +42,7 @@ class LocalWorkers:
 def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> LocalWorkers:
     """One worker per visible GPU unless `nproc` says otherwise; on CPU `nproc` workers, by default one.
 
-    Raises UsageError where more workers than visible GPUs are asked for, or 16 times as many as there are cores.
-    """
+    Raises UsageError where more workers than visible GPUs are asked for, or 16 times as many as there are cores."""
     gpus = 0 if use_cpu else visible_gpus
     refuse("workers", nproc=nproc or 0, gpus=gpus, cores=cores)
     return LocalWorkers(nproc or gpus or 1, "cuda" if gpus else "cpu", cores)
@@ -68,8 +67,7 @@ class TrainingJob:
     (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run, with `--resume auto` added where
     `resume`, the value of --resume, is another and something was saved. `saved_batch` is the global batch of the
     checkpoint that the first attempt resumes from. With `elastic` the run goes on with fewer nodes. `batches` are those
-    of the recipe by the number of nodes, before any fallback.
-    """
+    of the recipe by the number of nodes, before any fallback."""
 
     topology: LocalWorkers
     run: Path
@@ -116,8 +114,7 @@ class TrainingJob:
 class RunOutcome:
     """How the run ended: the exit code to pass on, and one line where it failed or was asked to stop.
 
-    `advice` says why the run was not started again, and what would help; `log` is where the whole story stands.
-    """
+    `advice` says why the run was not started again, and what would help; `log` is where the whole story stands."""
 
     exit_code: int
     message: str | None = None
@@ -147,8 +144,7 @@ class LocalLauncher:
     """This process supervises one machine, node `node` of `nodes`.
 
     The ranks meet at `host`:`port`; None is any free port, on one machine. `how` says for the user where this is, and
-    `run` is what all nodes know of the run and other runs do not have.
-    """
+    `run` is what all nodes know of the run and other runs do not have."""
 
     how: str
     nodes: int = 1

@@ -1,7 +1,6 @@
 """The command of the agent, and the environment of agent and workers: what torch, NCCL and gloo need.
 
-Pure, but for `has_libuv`, which reads torch's files without importing it.
-"""
+Pure, but for `has_libuv`, which reads torch's files without importing it."""
 
 import itertools
 import re
@@ -29,8 +28,7 @@ def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | Non
 
     `logs` is a folder for what it writes itself, by default one in TMPDIR that stays there when it is killed.
     Restarting is the supervisor's business. Each attempt has a rendezvous of its own name, so that a rank left over
-    from an earlier one, on a node that was cut off, meets no other.
-    """
+    from an earlier one, on a node that was cut off, meets no other."""
     head = list(itertools.takewhile(lambda word: word in HEAD, job.program))
     entry, *arguments = job.program[len(head) :]
     return [
@@ -87,8 +85,7 @@ def launch_environment(
     """The variables to set (None: to remove) for agent and workers; what the user has set stays as it is.
 
     `run` is the run folder, `node` the number of this one of `nodes`, `network` what `network_variables` found for
-    several nodes, `libuv` whether torch has it.
-    """
+    several nodes, `libuv` whether torch has it."""
     changes = worker_environment(topology, environ, debug=debug)
     if external:
         # dsrun's own worker must not be misled by them; a user's script may be meant by them.
@@ -114,8 +111,7 @@ def network_variables(
 
     `met_from` is the address of this machine on that way, `interfaces` are the addresses by interface, `own_name` those
     that its own name has: gloo takes the first of these, on Debian 127.0.1.1. NCCL takes InfiniBand's first, and then
-    whatever is not `lo` or `docker*`; its variable is set only where that is a choice.
-    """
+    whatever is not `lo` or `docker*`; its variable is set only where that is a choice."""
     name = next((name for name, own in interfaces.items() if met_from in own), None)
     if met_from is None or name is None:
         return {}
@@ -139,8 +135,7 @@ def has_libuv() -> bool:
 def library_has_libuv(library: Path) -> bool:
     """Whether a libtorch_cpu.so contains libuv (as PyTorch's own do) or is linked with it (as conda-forge's).
 
-    Reads the tables of the dynamic linker alone, a few pages of its 400 MB. True for a file that cannot be read.
-    """
+    Reads the tables of the dynamic linker alone, a few pages of its 400 MB. True for a file that cannot be read."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.dynamic import DynamicSection
     from elftools.elf.elffile import ELFFile
@@ -176,8 +171,7 @@ _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 def forwarded_variables(environ: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that matter to training, and `more` from environment files, which win.
 
-    CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine.
-    """
+    CUDA_VISIBLE_DEVICES is not among them: it numbers the GPUs of this machine."""
     table = toml_beside(__file__)["forwarded"]
     known, beginnings = (*table["names"], *ON_THE_COMMAND_LINE), tuple(table["prefixes"])
     wanted = {name for name in environ if name in known or name.startswith(beginnings)}

@@ -39,8 +39,7 @@ class LauncherLine:
 
     `mode` and `program` are its program's, which `python` runs, with the flag `local_rank` for each rank's number on
     its machine, if the launcher hands that on; `env` are the variables that it sets, and `ignored` its options that
-    have no counterpart here and change no training.
-    """
+    have no counterpart here and change no training."""
 
     launcher: str
     python: str = "python"
@@ -92,8 +91,7 @@ def launcher_line(argv: Sequence[str], environ: Mapping[str, str], unnamed: Path
     """What a line that begins with a launcher says; None for another program. `unnamed` is the hostfile that deepspeed
     reads without being told, if it is there; None where the machines are not chosen here.
 
-    Raises UsageError for what dsrun launch cannot follow, MissingError for a launcher that is not there.
-    """
+    Raises UsageError for what dsrun launch cannot follow, MissingError for a launcher that is not there."""
     found = _launcher(argv)
     if found is None:
         return None
@@ -217,8 +215,7 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine, unnamed: Path | N
 def parse_torchrun(argv: Sequence[str], launcher: str = "torchrun") -> LauncherLine:
     """Read the options up to the program. Raises UsageError for those that are none, or that cannot be followed.
 
-    Those of torch.distributed.launch are the same, and its own --use-env.
-    """
+    Those of torch.distributed.launch are the same, and its own --use-env."""
     values: dict[str, str] = {}
     mode: list[str] = []
     position = 0

@@ -47,8 +47,7 @@ def shrink(micro_batch: int, accumulation: int, halvings: int) -> tuple[int, int
     """Micro batch and accumulation steps after `halvings` halvings; their product never changes.
 
     Each halving takes the largest micro batch of at most half the rows (at least 1) that divides the rank's share of
-    the global batch: 8 × 1 becomes 4 × 2, 5 × 4 becomes 2 × 10, 3 × 1 becomes 1 × 3.
-    """
+    the global batch: 8 × 1 becomes 4 × 2, 5 × 4 becomes 2 × 10, 3 × 1 becomes 1 × 3."""
     rows = micro_batch * accumulation
     for _ in range(halvings):
         if micro_batch == 1:

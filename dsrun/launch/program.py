@@ -104,8 +104,7 @@ def _in_shell(words: Sequence[str]) -> str | None:
 def _in_commands(text: str) -> tuple[int, str] | None:
     """Line and name of the first launcher of training among the commands of a shell script.
 
-    A worker may well submit the next job; srun and mpirun are left out likewise.
-    """
+    A worker may well submit the next job; srun and mpirun are left out likewise."""
     from dsrun.system.shell import commands, live  # few programs are shell scripts
 
     for each in commands(text):
@@ -155,8 +154,7 @@ class JobProgram(NamedTuple):
 
     `mode` are the options it needs, `entry` what it starts (a module, a script or an executable) with `args`.
     `trains`: it is dsrun's own worker, which saves on a signal and leaves a FINISHED marker, in the run folder `output`
-    if that was named, and without GPUs if `on_cpu`. `interpreter` is a Python that the user named by its path.
-    """
+    if that was named, and without GPUs if `on_cpu`. `interpreter` is a Python that the user named by its path."""
 
     entry: str
     args: tuple[str, ...] = ()
@@ -173,8 +171,7 @@ class JobProgram(NamedTuple):
 
         `--` keeps its parser away from the program's flags, which it would take by their prefix. It fills
         `$local_rank` into all that it hands on to a Python program's command line, and makes $$ of $ (macros in
-        torch.distributed.elastic.utils.api); a doubled $ comes through as the one that was meant.
-        """
+        torch.distributed.elastic.utils.api); a doubled $ comes through as the one that was meant."""
         entry = self.entry if "--no-python" in self.mode else through_macros(self.entry)
         return (*self.mode, "--", entry, *map(through_macros, self.args))
 

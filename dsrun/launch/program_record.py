@@ -39,8 +39,7 @@ class ProgramRecord:
 
     Its steps are those that `log`, the output of this node's ranks, shows to `dsrun monitor --log`. A script that
     trains with dsrun.train.Trainer keeps its record itself, in the same files. Of dsrun's own training, only an end is
-    recorded that its ranks did not tell; on other nodes nothing is.
-    """
+    recorded that its ranks did not tell; on other nodes nothing is."""
 
     def __init__(
         self,

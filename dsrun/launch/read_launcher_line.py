@@ -3,8 +3,7 @@
     python read_launcher_line.py accelerate --num_processes 2 train.py --lr 1e-4
 
 It runs under the Python that has the launcher, which may have no dsrun. Nothing is started: where the launcher hands
-over to torch.distributed.run, or starts the program, its decision is printed instead.
-"""
+over to torch.distributed.run, or starts the program, its decision is printed instead."""
 
 import json
 import os

@@ -25,8 +25,7 @@ class StopRequests:
     One SIGINT ends without saving, a second one at once. The stop file carries the request between the processes of
     this machine: agent and ranks read it, and may write it. `outer` is the stop file of whoever has started this
     supervisor, such as the batch script of a SLURM job. With `to_program` that file, as SIGTERM and SIGUSR1, which this
-    process then ignores, is for the program alone.
-    """
+    process then ignores, is for the program alone."""
 
     def __init__(
         self,
@@ -60,8 +59,7 @@ class StopRequests:
     def program_asked(self) -> StopRequest | None:
         """The request to a program that gets the signals itself: all its ranks may end as they like.
 
-        Reads the file at every call until it is there: to be called when a rank has ended, or by one node.
-        """
+        Reads the file at every call until it is there: to be called when a rank has ended, or by one node."""
         if self._to_program and self._outer and not self._program_asked:
             self._program_asked = read_stop_file(self._outer)
         return self._program_asked

@@ -34,8 +34,7 @@ def signal_line(signum: int) -> bytes:
 def follow_control_stdin() -> None:
     """Take the environment from stdin and obey it from here on; stdin itself is empty afterwards.
 
-    Raises UsageError when stdin holds something else.
-    """
+    Raises UsageError when stdin holds something else."""
     control = os.fdopen(os.dup(0), "rb", buffering=0)
     with Path(os.devnull).open("rb") as nothing:
         # No child may read a line that is meant for this process.
@@ -123,8 +122,7 @@ def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, noti
 
     Signals are passed on to all of them. One that ends alone, as when its machine is lost, is started again
     up to `max_restarts` times, for the first node waits for it, and says when it has waited long enough; at the start
-    it ends them all.
-    """
+    it ends them all."""
     signals: list[int] = []
     with handling(lambda signum, _: signals.append(signum), FORWARDED):
         running = [_start(remote) for remote in remotes]

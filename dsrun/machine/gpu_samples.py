@@ -35,8 +35,7 @@ class GpuSample:
     """One GPU at one moment; memory in bytes, None for what the driver does not tell.
 
     `index` is nvidia-smi's; `utilization` runs from 0 to 1; `throttled` are the reasons for which its clocks are below
-    what was asked for.
-    """
+    what was asked for."""
 
     index: int
     name: str
@@ -54,8 +53,7 @@ class GpuSample:
 def gpu_samples(environ: Mapping[str, str] | None = None) -> tuple[GpuSample, ...]:
     """The GPUs that CUDA would show a process with the environment `environ` (default: this process's), in its order.
 
-    Empty without GPU or driver. May take seconds on a machine whose driver is in trouble.
-    """
+    Empty without GPU or driver. May take seconds on a machine whose driver is in trouble."""
     environ = os.environ if environ is None else environ
     try:
         with nvml_session() as nvml:

@@ -15,8 +15,7 @@ class LocalGpu:
     """One GPU, or one MIG instance of it.
 
     `index` is the number CUDA gives it in this process; memory is in bytes, None for GPUs that share
-    the host's.
-    """
+    the host's."""
 
     index: int
     name: str
@@ -34,8 +33,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[LocalGpu]:
     """The GPUs that CUDA would show a process with the environment `environ` (default: this process's).
 
     Empty without GPU, driver or permission. Indices in CUDA_VISIBLE_DEVICES are taken in PCI bus order,
-    which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs of the machine are alike.
-    """
+    which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs of the machine are alike."""
     environ = os.environ if environ is None else environ
     return select_visible(all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -45,8 +43,7 @@ def select_visible(devices: Sequence[LocalGpu], visible: str | None) -> list[Loc
 
     None shows all, the first invalid entry ends the list, and a GPU named twice leaves none, as the CUDA
     programming guide and the CUDA runtime have it. A GPU in MIG mode shows as its first instance, and one
-    process sees one instance at most (NVIDIA MIG user guide, "Device enumeration").
-    """
+    process sees one instance at most (NVIDIA MIG user guide, "Device enumeration")."""
     if visible is None:
         named = list(devices)
     else:

@@ -27,8 +27,7 @@ class TorchFacts:
     """The torch of one environment.
 
     `version` in full ("2.13.0+cu130"); `cuda` and `hip` the versions it was built with, None without;
-    `python_tag` of its interpreter ("cp311"); `path` its package folder.
-    """
+    `python_tag` of its interpreter ("cp311"); `path` its package folder."""
 
     version: str
     cuda: str | None

@@ -1,7 +1,6 @@
 """What generator, linter, planner and trainer must know about families of models, by `model_type` of config.json.
 
-Facts that a model's own config states are read there; this table has those that it does not.
-"""
+Facts that a model's own config states are read there; this table has those that it does not."""
 
 import json
 from collections.abc import Mapping

@@ -21,8 +21,7 @@ class FoundModel:
     """A model's folder, its config.json and, where its weights lie beside it, the tensors they hold.
 
     `stored` maps tensor names to shapes, None where no safetensors files are there; `packed` is the dtype of matrices
-    that are no floats, such as F8_E4M3.
-    """
+    that are no floats, such as F8_E4M3."""
 
     name: str
     folder: Path
@@ -45,8 +44,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ, *, weights: bool = 
     """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache. Without
     `weights`, the headers of its weights are not read.
 
-    Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is not a config.
-    """
+    Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is not a config."""
     try:
         path = Path(name).expanduser()
         if path.is_file():
@@ -84,8 +82,7 @@ def hub_home(environ: Mapping[str, str]) -> Path:
 def cached_snapshot(name: str, cache: Path) -> Path | None:
     """The newest snapshot of Hub model `name` with a config.json: the one `refs/main` names, else any.
 
-    Layout (huggingface_hub's own): models--ORG--NAME/refs/main holds a commit, snapshots/COMMIT/ the files.
-    """
+    Layout (huggingface_hub's own): models--ORG--NAME/refs/main holds a commit, snapshots/COMMIT/ the files."""
     repository = cache / f"models--{name.replace('/', '--')}"
     try:
         commit = (repository / "refs" / "main").read_text().strip()

@@ -1,8 +1,7 @@
 """The tensors of safetensors files, read from the files' headers alone, without torch.
 
 A file is eight bytes, the header's length as a little-endian number; the header, JSON with dtype, shape and
-data_offsets by tensor name, and "__metadata__"; the data (https://github.com/huggingface/safetensors, "Format").
-"""
+data_offsets by tensor name, and "__metadata__"; the data (https://github.com/huggingface/safetensors, "Format")."""
 
 import os
 from pathlib import Path
@@ -27,8 +26,7 @@ class StoredWeights(NamedTuple):
 def stored_weights(folder: Path) -> StoredWeights | None:
     """What the folder's safetensors files hold, from their headers alone.
 
-    None without such files, or when a file named by the index is missing or damaged: the shapes are then unknown.
-    """
+    None without such files, or when a file named by the index is missing or damaged: the shapes are then unknown."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
         for name in _file_names(folder):

@@ -55,8 +55,7 @@ def configuration(history: RunHistory) -> dict[str, Any]:
 def differences(histories: Sequence[RunHistory]) -> list[RunDifference]:
     """What is not the same in all runs: settings that somebody gave, all others, and facts such as versions.
 
-    A run of which nothing is known differs in everything, which tells nothing: it is not compared.
-    """
+    A run of which nothing is known differs in everything, which tells nothing: it is not compared."""
     settings = _differing([configuration(history) for history in histories])
     facts = _differing([_flat(_sections(history, _TABLE["around"])) for history in histories])
     given = {name for history in histories for name, source in history.sources.items() if source != DEFAULT}

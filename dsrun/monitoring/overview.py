@@ -34,8 +34,7 @@ def runs_of(folder: Path, *, with_size: bool = True) -> list[RunRow]:
     """The runs in `folder` and its sub-folders, and itself if it is one, by their names. One that cannot be read is
     left out, with a note.
 
-    Raises UsageError where there is no such folder, or no run in it.
-    """
+    Raises UsageError where there is no such folder, or no run in it."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}", fix="give a folder with the --output of several dsrun train")
@@ -85,8 +84,7 @@ SORTS = ("name", "state", "step", "loss", "best", "age", "duration", "size")
 def sort_rows(rows: Sequence[RunRow], by: str) -> list[RunRow]:
     """The rows in the order of one of SORTS: text from a to z, losses and ages from small, all else from large.
 
-    What is not known comes last.
-    """
+    What is not known comes last."""
     known = [(value, row.name, row) for row in rows if (value := _key(row, by)) is not None]
     unknown = [row for row in rows if _key(row, by) is None]
     return [*(row for _, _, row in sorted(known, key=lambda each: each[:2])), *unknown]

@@ -20,8 +20,7 @@ _ASCII_MARKS = "*ox+#@%&$="
 def sparkline(curve: PlotPoints, width: int, *, ascii_only: bool = False) -> str:
     """The y values of a curve as at most `width` blocks, the lowest as the smallest; the x axis is even.
 
-    Several points in a block are averaged, and a block without any repeats the one before.
-    """
+    Several points in a block are averaged, and a block without any repeats the one before."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     known = [(x, y) for x, y in curve if math.isfinite(y)]
     if not known or width < 1:
@@ -54,8 +53,7 @@ def line_plot(
     """Curves over each other as `height` lines of `width` columns, axes included.
 
     Each line comes in pieces, those of a curve with its name, those of the axes with None, a line ends with "\\n". A
-    single curve is drawn with braille dots, several with their `curve_marks`.
-    """
+    single curve is drawn with braille dots, several with their `curve_marks`."""
     points = [point for curve in curves.values() for point in curve if all(map(math.isfinite, point))]
     if not points or height < 4 or width < 24:
         return []

@@ -19,8 +19,7 @@ class MeasuredRun:
     """Tokens a second from the first logged step to the last, saves and evaluations between them included.
 
     `tokens` and `seconds` are those between the two, `epoch` the tokens of one (None where nobody knows), `watts` what
-    all GPUs drew together as the run was last looked at and `limit_watts` what they may draw; None without GPUs.
-    """
+    all GPUs drew together as the run was last looked at and `limit_watts` what they may draw; None without GPUs."""
 
     gpus: int
     kind: str

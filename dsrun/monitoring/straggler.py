@@ -1,8 +1,7 @@
 """Which rank holds the others up: a slow GPU, a busy processor, a loader on a slow disk; from the times of all ranks.
 
 The ranks wait for one another in every step, so each step takes all of them as long as the slowest. What tells the
-straggler is its own time, in data and computing without waiting.
-"""
+straggler is its own time, in data and computing without waiting."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -71,8 +70,7 @@ class StragglerDetector:
         """The ranks that have become slow, or stalled, since the last look.
 
         A rank is slow where its median step exceeds the others' by SLOWER_BY, and most of its last 30 steps are longer
-        than theirs: one long step, or a few, are not enough.
-        """
+        than theirs: one long step, or a few, are not enough."""
         attempt = max((node.attempt for node in nodes), default=0)
         if attempt != self._attempt:
             self._attempt, self._named, self._stalls = attempt, set(), {}

@@ -3,8 +3,7 @@
 The ranks write their events into events.jsonl themselves, so that the ledger is the one place that has all that
 happens; and whatever a name server, a proxy or a command does to this process, no rank and no supervisor waits for it.
 Its first line on stdin is its `SenderTask`, another one is how the supervisor ended (`SupervisorEnd`); stdin ends with
-the supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message, sent or not.
-"""
+the supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message, sent or not."""
 
 import json
 import os

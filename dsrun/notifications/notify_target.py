@@ -9,8 +9,7 @@ reads the variables of the environment that a target names, and for the question
     ./tell.sh --quietly                         a command
 
 A webhook's URL is its password. On the command line all users of the machine could read it, and the run folder would
-keep it; so only its variable's name is taken.
-"""
+keep it; so only its variable's name is taken."""
 
 import re
 import shlex
@@ -91,8 +90,7 @@ class NotifyAddress:
 class NotifyTarget:
     """A value of --notify: an address, or the name of the variable that holds one; `kind` "" is known by its host.
 
-    `secret_variable` is the variable with the secret that signs messages.
-    """
+    `secret_variable` is the variable with the secret that signs messages."""
 
     text: str
     kind: str = ""

@@ -2,8 +2,7 @@
 
 What each service is sent are pure functions from a message to a URL and a JSON body; services.toml has the page on
 which each describes its format. Messages are plain text, which no service can take for markup of its own: names of
-folders have underscores, and messages of programs anything.
-"""
+folders have underscores, and messages of programs anything."""
 
 import base64
 import hashlib
@@ -133,8 +132,7 @@ def send(target: NotifyTarget, message: Notification, environ: Mapping[str, str]
 
     Raises UsageError where a variable of the target is not set or wrong, and ToolError where the message was not taken
     within TIMEOUT_S. No error shows a value of a variable, nor more of a URL than its host. What a slow name server
-    takes does not count: a caller who cannot wait has to call this in a thread.
-    """
+    takes does not count: a caller who cannot wait has to call this in a thread."""
     address = target.address(environ)
     ways: dict[str, Callable[[NotifyAddress, Notification, float], None]] = {MAIL: _mail, COMMAND: _run_command}
     way = ways.get(address.kind, _post)

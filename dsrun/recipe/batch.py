@@ -24,8 +24,7 @@ class BatchPlan:
 
     `global_batch` samples = `micro_batch` samples per rank and forward pass × `world_size` ranks ×
     `accumulation` forward passes per optimizer step. With sequence parallelism `sharing` ranks take one share: then
-    `world_size` counts such groups.
-    """
+    `world_size` counts such groups."""
 
     global_batch: int
     micro_batch: int
@@ -58,8 +57,7 @@ def batch_plan(
 
     Given a global batch alone, the micro batch is the largest divisor of a rank's share up to
     `default_micro`; given no global batch, it follows from the others. Raises UsageError, with the nearest
-    sizes that do divide, otherwise.
-    """
+    sizes that do divide, otherwise."""
     if global_batch_size is None:
         micro = micro_batch_size or default_micro
         steps = accumulation or 1

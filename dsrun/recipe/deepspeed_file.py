@@ -28,8 +28,7 @@ class DeepspeedFileCheck(Protocol):
     """Raises UsageError for what DeepSpeed or the Trainer would stop on.
 
     `text` is the JSON of `file`, and `added` what dsrun adds to it, blocks joined by dots. `values` are the training
-    arguments in force, `places` where those were given that were; `world_size` counts ranks.
-    """
+    arguments in force, `places` where those were given that were; `world_size` counts ranks."""
 
     def __call__(
         self,
@@ -52,8 +51,7 @@ def with_deepspeed_read(
 
     Its numbers become the training arguments that were not given. Its batch sizes become "auto", so that a memory
     fallback can halve the micro batch. Raises UsageError if the file cannot be read, is not a JSON object, or `lint`
-    refuses it for `world_size` ranks.
-    """
+    refuses it for `world_size` ranks."""
     named = recipe.hf.get("deepspeed")
     if named is None:
         return recipe

@@ -1,8 +1,7 @@
 """One table of every flag: the options of TrainSpec and, beside them, the Transformers training arguments.
 
 The second half is data (hf_flags.json, written by tools/harvest_hf_flags.py), so that `--help` and a typo's
-suggestion cost no import of transformers.
-"""
+suggestion cost no import of transformers."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass
@@ -34,8 +33,7 @@ class RecipeFlag:
     """One flag: its canonical name, whose it is, what it takes, and what it is when not given.
 
     `aliases` are the further spellings; `key` is the field of TrainSpec or Seq2SeqTrainingArguments that it
-    sets.
-    """
+    sets."""
 
     name: str
     owner: Literal["dsrun", "hf"]
@@ -177,8 +175,7 @@ def by_spelling() -> dict[str, RecipeFlag]:
     """Every flag by every spelling it has.
 
     Raises ValueError when two flags share one, which only a change of recipe_spec.py or of hf_flags.json can bring
-    about.
-    """
+    about."""
     table: dict[str, RecipeFlag] = {}
     for flag in all_flags().values():
         for spelling in flag.spellings:

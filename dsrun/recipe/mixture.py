@@ -1,8 +1,7 @@
 """A mixture of data sets: what a set is, and how much of each an epoch has.
 
 `TrainSpec.mix` is {"sets": {NAME: {OPTION: VALUE}}}, the options being those that recipe_spec.toml marks `per_set`, and
-`weight`; beside `sets` it may have a `temperature`. What is not given for a set is as for the whole run.
-"""
+`weight`; beside `sets` it may have a `temperature`. What is not given for a set is as for the whole run."""
 
 import math
 import re
@@ -82,8 +81,7 @@ def epoch_counts(mix: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, 
 
     Without weights and temperature each sample comes once. A weight is a share of the epoch's samples; with a
     temperature T shares are as size^(1/T) (Devlin 2018 for multilingual BERT; Xue et al. 2021, mT5). Shares are rounded
-    by largest remainder, to one sample at least.
-    """
+    by largest remainder, to one sample at least."""
     temperature = mix.get(TEMPERATURE.name)
     weights = {name: mix["sets"][name].get(WEIGHT.name) for name in sizes}
     if temperature is not None:

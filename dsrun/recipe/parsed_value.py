@@ -210,8 +210,7 @@ class ParsedValue:
     """A typed value of the flag called `name`.
 
     `spelling` is the name as it was written, underscores throughout; `source` is what `--explain` shows
-    ("command line", "run.yaml:12"); `where` begins an error about it ("--zero", "run.yaml:12: zero.stage").
-    """
+    ("command line", "run.yaml:12"); `where` begins an error about it ("--zero", "run.yaml:12: zero.stage")."""
 
     name: str
     value: Any
@@ -255,8 +254,7 @@ def _rerouted(flag: RecipeFlag, texts: Sequence[str]) -> tuple[RecipeFlag, Seque
     """The flag that is meant by a flag with these words, and the words for it.
 
     `--debug underflow_overflow` is TrainingArguments.debug; `--debug` and `--debug false` are ours.
-    `--micro-batch-size auto` is a switch of its own, so that a micro batch is a number everywhere else.
-    """
+    `--micro-batch-size auto` is a switch of its own, so that a micro batch is a number everywhere else."""
     if flag.name in RENAMED and not {word.lower() for word in texts} <= TRUE_WORDS | FALSE_WORDS:
         return hf_flags()[RENAMED[flag.name]], texts
     if flag.name == "micro_batch_size" and [word.lower() for word in texts] == ["auto"]:

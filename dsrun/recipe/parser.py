@@ -65,8 +65,7 @@ def parse(argv: Sequence[str]) -> ParsedFlags:
     """Read a command line.
 
     Raises UsageError for an unknown flag (with the nearest known one), a value that the flag does not take, a
-    missing value, and a word that belongs to no flag.
-    """
+    missing value, and a word that belongs to no flag."""
     arguments, typed = _tidied(argv)
     namespace = argparse.Namespace(found=[])
     try:
@@ -178,8 +177,7 @@ def read_json(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     """The flags in a JSON file, as the example scripts read `script.py args.json`.
 
     `shown` is the path as the user wrote it. Raises UsageError for a file that cannot be read, is not a JSON
-    object, or holds an unknown key or a wrong value.
-    """
+    object, or holds an unknown key or a wrong value."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

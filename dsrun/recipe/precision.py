@@ -23,8 +23,7 @@ def decide_precision(
     """The precision asked for, else bf16 where the hardware computes in it, else fp32.
 
     `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off
-    decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`.
-    """
+    decides like a flag. Raises UsageError for fp16 on models that overflow in it, unless `force`."""
     blocks = {name: (deepspeed or {}).get(name) for name in ("bf16", "fp16")}
     switches = {name: block.get("enabled", False) for name, block in blocks.items() if isinstance(block, dict)}
     requested = {name: value for name, value in switches.items() if isinstance(value, bool)}

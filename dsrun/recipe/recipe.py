@@ -1,7 +1,6 @@
 """Recipe: a training run as the user described it, every value with its source; and what is wrong with it by itself.
 
-No file, model, GPU or world size is looked at here. What each check says, and when it holds, is in checks.toml.
-"""
+No file, model, GPU or world size is looked at here. What each check says, and when it holds, is in checks.toml."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -28,8 +27,7 @@ class Recipe:
     `hf` holds the given fields of Seq2SeqTrainingArguments only, by their names there. `sources` says for
     every option of ours and every given training argument "command line", "run.yaml:12", "args.json",
     "default", or the source given to `with_defaults`. `notices` are one-line remarks for stderr, `argv` the words
-    of the command line.
-    """
+    of the command line."""
 
     spec: TrainSpec
     hf: dict[str, Any]

@@ -2,8 +2,7 @@
 
 The command line, the keys of run.yaml, their validation, `--help` and docs/train.md are derived from these fields and
 from what recipe_spec.toml says of each; the flags of Seq2SeqTrainingArguments are data in hf_flags.json
-(see `dsrun.recipe.flags`).
-"""
+(see `dsrun.recipe.flags`)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +20,7 @@ class TrainSpec(EngineOptions):
     """What a training run needs, apart from the Transformers training arguments.
 
     `example_scripts` marks a flag that exists so that command lines of the Transformers example scripts run unchanged.
-    `mix` is what `dsrun.recipe.mixture` describes.
-    """
+    `mix` is what `dsrun.recipe.mixture` describes."""
 
     # model
     model: str | None = None

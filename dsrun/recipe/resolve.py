@@ -18,8 +18,7 @@ def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     """What `dsrun train ARGV` asks for, called in the folder `cwd`.
 
     Reads --config, --mix and args.json files and nothing else. Raises UsageError for everything that is wrong
-    without looking at models, data or hardware.
-    """
+    without looking at models, data or hardware."""
     notices: list[str] = []
     given = given_values(argv, cwd, notices)
     every = given.get("eval_steps")
@@ -37,8 +36,7 @@ def given_values(
     """Every given value by canonical name: `argv` over an args.json in it, that over the run.yaml that --config names,
     that over `run_file`. What happens to removed and displaced flags is added to `notices`.
 
-    Raises UsageError for an unknown flag, a value that a flag does not take, and a file that cannot be read.
-    """
+    Raises UsageError for an unknown flag, a value that a flag does not take, and a file that cannot be read."""
     parsed = parse(argv)
     layers = [_layer(parsed.given, notices)]
     if parsed.json_file is not None:
@@ -112,8 +110,7 @@ def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Rec
     """The recipe with typed values, by any spelling of theirs, put under everything that was given.
 
     A value is also left out when what was given answers the same question (`DISPLACES`). Raises UsageError
-    when the whole does not fit together, KeyError for a name that is not a flag.
-    """
+    when the whole does not fit together, KeyError for a name that is not a flag."""
     given = [(name, recipe.value(name)) for name in recipe.sources if recipe.given(name)]
     taken = {name for name, _ in given} | _displaced(given).keys()
     canonical = {by_spelling()[normalise(name)].name: value for name, value in values.items()}
@@ -133,8 +130,7 @@ def with_defaults(recipe: Recipe, values: Mapping[str, Any], source: str) -> Rec
 def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
     """(flag, value, source) for all of ours, then the training arguments, given ones first.
 
-    Secrets are hidden.
-    """
+    Secrets are hidden."""
     given = [name for name in hf_flags() if name in recipe.sources]
     rest = [name for name in hf_flags() if name not in recipe.sources]
     rows = []

@@ -1,8 +1,7 @@
 """The resolved recipe of a run as JSON.
 
 The supervisor resolves the flags once; the ranks of all nodes and attempts train by its result. Rank 0 keeps it in the
-run folder, for requeued jobs, and for later starts to be compared with.
-"""
+run folder, for requeued jobs, and for later starts to be compared with."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -84,8 +83,7 @@ def without_secrets(recipe: Recipe) -> Recipe:
 def frozen_argv(recipe: Recipe) -> list[str]:
     """The flags by which a job trains by this recipe, whatever its run.yaml and args.json say when it starts.
 
-    Access tokens are left out.
-    """
+    Access tokens are left out."""
     words: list[str] = []
     for name in recipe.sources:
         value = recipe.value(name)
@@ -148,8 +146,7 @@ def write_stored(recipe: Recipe, folder: RunFolder, environ: Mapping[str, str]) 
 def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Recipe, str | None]:
     """The recipe to train by in `folder`, and a notice if the settings have changed since its last start.
 
-    A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `requested`.
-    """
+    A restarted rank and a requeued job keep the recipe of the run they belong to; a new start takes `requested`."""
     stored = read_stored(folder)
     if stored is None:
         return requested, None

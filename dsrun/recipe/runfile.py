@@ -2,8 +2,7 @@
 
 The file is read as a tree of nodes, not as Python values: a flag's own type decides what its text means, so
 that `source_lang: no`, `dataset_config: 3.0` and `learning_rate: 1e-4` are what they look like (YAML 1.1
-would make them False, a float and a string).
-"""
+would make them False, a float and a string)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,8 +48,7 @@ def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
     """Every value in run.yaml, in order. `shown` is the path as the user wrote it.
 
     Raises UsageError, with file and line, for text that is not YAML, an unknown or doubled key, and a value
-    that its flag does not take.
-    """
+    that its flag does not take."""
     with _composed(yaml_text(path, shown), shown) as (loader, root):
         return tuple(_from_root(loader, root, shown))
 
@@ -78,8 +76,7 @@ def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[s
 
     A scalar is one word as it stands in the file (`20:00:00` is not a number of minutes here); a list has several, and
     a mapping one `key=value` each; of keys in OF_DOCUMENTS each mapping is one word of JSON. Keys without a value are
-    left out. Raises UsageError as `read_run_file` does.
-    """
+    left out. Raises UsageError as `read_run_file` does."""
     with _composed(yaml_text(path, shown), shown) as (loader, root):
         sections = _pairs(root, shown, "the file") if root is not None and root.tag != NULL_TAG else []
         node = next((value for key, value in sections if key.value == section), None)
@@ -219,8 +216,7 @@ def read_mixture(value: Any, cwd: Path) -> dict[str, Any]:
     """The mixture (see `dsrun.recipe.mixture`) of a value of --mix: the name of a YAML file, or its content.
 
     Raises UsageError, with file and line, for an unknown key, a value that its flag does not take, and sets that do not
-    make a mixture.
-    """
+    make a mixture."""
     shown = value if isinstance(value, str) else "--mix"
     text = yaml_text(cwd / value, value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     with _composed(text, shown) as (loader, root):

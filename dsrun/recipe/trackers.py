@@ -1,7 +1,6 @@
 """Experiment trackers: which packages they need, and what keeps them from asking questions in the middle of a job.
 
-These packages, and those that only some flags need, are looked for before a job starts.
-"""
+These packages, and those that only some flags need, are looked for before a job starts."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -33,8 +32,7 @@ def environment(
 
     wandb without a key asks for one and waits; with a key but without a network it retries for minutes and then
     ends the job. Offline it writes everything into the run folder, from where `wandb sync` takes it later.
-    `reachable` says whether a host answers; it is asked only where a key would be used.
-    """
+    `reachable` says whether a host answers; it is asked only where a key would be used."""
     names = trackers(recipe)
     wanted: dict[str, str] = {}
     notice = None

@@ -117,8 +117,7 @@ def saved_global_batch(run: RunFolder, resume: str, again: Collection[str] = ())
     none. `resume` is auto, never or a checkpoint.
 
     Not verified: the batch is needed before the ranks can share that work. With `again`, the signatures of this run's
-    earlier attempts, its own checkpoints come before the one that was given: rotation may have deleted that one.
-    """
+    earlier attempts, its own checkpoints come before the one that was given: rotation may have deleted that one."""
     if resume == RESUME_NEVER:
         return None
     manifests: Iterator[CheckpointManifest | None] = (read_manifest(path) for _, path in run.checkpoints())
@@ -160,8 +159,7 @@ def refuse_untrusted(checkpoint: Path) -> None:
     """Raise UsageError where somebody else may have written what lies in `checkpoint`.
 
     That is: the folder above it, the folder, or anything in it belongs to another user than this one or root, or may
-    be written by everybody. A sticky folder above it, such as /tmp, is fine: others cannot rename what is in it.
-    """
+    be written by everybody. A sticky folder above it, such as /tmp, is fine: others cannot rename what is in it."""
     why = next(_reasons(checkpoint.absolute()), None)
     if why:
         what = f"{checkpoint} is not trusted: {why}; loading a checkpoint runs code that it may hold"

@@ -29,8 +29,7 @@ class ChecksumFile(AbstractContextManager["ChecksumFile"]):
     """A file to write once, front to back, whose checksum is that of the bytes on their way to it.
 
     An error is kept until the context ends, and nothing is written after it: torch's writer calls `write` from code
-    that expects no exception, and would hide the errno.
-    """
+    that expects no exception, and would hide the errno."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -70,8 +69,7 @@ class ChecksumPool:
     """Takes the files of one folder as they become ready, and brings them to the disk in threads of its own.
 
     Files that others have written are read for their checksum from the page cache, while fsync(2) waits for the disk:
-    both leave the interpreter to the thread that writes.
-    """
+    both leave the interpreter to the thread that writes."""
 
     def __init__(self, folder: Path, *, share: int = 1) -> None:
         """`share` processes of this machine seal at the same time, and divide its cores."""
@@ -106,8 +104,7 @@ class ChecksumPool:
     def result(self, beat: Callable[[], None] = lambda: None) -> dict[str, ManifestFile]:
         """Size and checksum by relative path, once everything added is on the disk. Raises the first OSError.
 
-        `beat` is called every few seconds while there is nothing to do but wait.
-        """
+        `beat` is called every few seconds while there is nothing to do but wait."""
         while wait(self._tasks(), timeout=PATIENCE_S).not_done:
             beat()
         for sync in self._syncs:

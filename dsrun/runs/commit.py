@@ -4,8 +4,7 @@ RUN/.saving/checkpoint-N     a save under way, or one whose run died
 RUN/.saving/replaced-N       what stood at checkpoint-N, while the new one takes its place where names cannot be swapped
 RUN/.saving/deleted-N        on its way out
 RUN/set-aside/checkpoint-N   passed over: damaged, or of a course that training did not go on with
-RUN/.universal/checkpoint-N  one in a form for another number of ranks, until the next save
-"""
+RUN/.universal/checkpoint-N  one in a form for another number of ranks, until the next save"""
 
 import re
 import time
@@ -55,8 +54,7 @@ def commit(run: RunFolder, step: int) -> Path:
     """Show the hidden checkpoint of `step`, whose manifest is written; returns its path. Raises OSError.
 
     One that is there already is replaced in a single step where the file system can swap two names, and else moved
-    into the hidden folder first, where `tidy` finds it should this process die in between.
-    """
+    into the hidden folder first, where `tidy` finds it should this process die in between."""
     source, target = hidden(run, step), run.checkpoint(step)
     fsync_folder(source.parent)
     try:
@@ -72,8 +70,7 @@ def commit(run: RunFolder, step: int) -> Path:
 def tidy(run: RunFolder) -> list[str]:
     """Clean up after runs that died while saving; returns a line for each step. For the holder of the run's lock.
 
-    A checkpoint that was whole and not yet shown is shown now; everything else in the hidden folder is deleted.
-    """
+    A checkpoint that was whole and not yet shown is shown now; everything else in the hidden folder is deleted."""
     folder = run.path / HIDDEN
     lines = []
     # In this order: what was replaced comes back only where what should replace it is not whole.
@@ -123,7 +120,6 @@ def _moved(run: RunFolder, step: int, place: Path) -> Path:
 def superfluous(steps: list[int], *, keep: int, protected: set[int]) -> list[int]:
     """The complete checkpoints to delete, oldest first: all but the newest `keep` and the protected ones.
 
-    The newest is never among them, so that what the last save wrote stays whatever `keep` says.
-    """
+    The newest is never among them, so that what the last save wrote stays whatever `keep` says."""
     newest = set(sorted(steps)[-max(1, keep) :])
     return sorted(step for step in steps if step not in newest | protected)

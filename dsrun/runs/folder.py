@@ -89,8 +89,7 @@ class RunFolder:
         """The folder `path`, made if it is not there; an earlier run's folder is taken over as it is.
 
         For the launcher and the main worker, before `acquire`: the folder is in use afterwards, also for
-        this process. Raises UsageError where `refuse_unfit` does.
-        """
+        this process. Raises UsageError where `refuse_unfit` does."""
         folder = cls(Path(path))
         refuse_unfit(folder.path, force=force)
         try:
@@ -156,8 +155,7 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     """Raise UsageError unless a run may write to `path`; nothing is created.
 
     Unfit: a file; a folder in use; a place that cannot be written; a folder with other things in it that is
-    no run folder, which `force` allows.
-    """
+    no run folder, which `force` allows."""
     try:
         base = nearest_existing(path)
         _REFUSALS.check("unfit", path=path, base=base)

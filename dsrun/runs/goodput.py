@@ -1,8 +1,7 @@
 """Where a run's time went, from its own events: training that counts, and everything else.
 
 Goodput is the share of the wall time, from submission or start to the last event, that went into steps the run has
-kept. The word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
-"""
+kept. The word and the idea are those of ML Productivity Goodput, Google Cloud, 2024."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +24,7 @@ class Goodput:
     `productive`: training whose steps the run has kept; `lost`: training that had to be done again, or waited for a
     rank that stalled; `restart`: starting, loading and resuming, the first time as well; `saving` and `evaluating`:
     training waited for it; `queued`: its SLURM job was in the queue; `idle`: the run did not work, or unknown. `uses`:
-    what it did, one thing after the other, each with its seconds; "training" are the productive ones.
-    """
+    what it did, one thing after the other, each with its seconds; "training" are the productive ones."""
 
     productive: float
     restart: float
@@ -84,8 +82,7 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     whatever its clock was set to; else a clock that goes back stands still. A start says how long its job or supervisor
     had been starting by then, and been in the queue before. The rest of the time since the event before counts as idle,
     as where an attempt was killed together with its supervisor; while an attempt trains, it writes an event at least
-    every minute or so.
-    """
+    every minute or so."""
     spans = _spans([event for event in events if _time(event) is not None])
     sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "queued", "idle"), 0)
     uses: list[tuple[TimeSpent, float]] = []
@@ -226,8 +223,7 @@ def save_interval(save_s: float, mtbf_s: float) -> float:
     Daly's higher-order optimum (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
     dumps, FGCS 22, 2006, eq. 37), whose first term is Young's sqrt(2·δ·M) (J. W. Young, A first order approximation to
     the optimum checkpoint interval, CACM 17, 1974); for δ ≥ 2M it is M. Raises ValueError unless save_s ≥ 0 and
-    mtbf_s > 0.
-    """
+    mtbf_s > 0."""
     if not (save_s >= 0 and mtbf_s > 0):
         raise ValueError(f"a save takes {save_s} s and failures come every {mtbf_s} s")
     if save_s >= 2 * mtbf_s:
@@ -241,8 +237,7 @@ def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) 
 
     The rate's prior is a Gamma distribution whose mean is the published rate and that weighs like an hour of watching;
     the run's own failures in its own time of work move it, n failures in T seconds to (n + prior·1 h) / (T + 1 h). A
-    run that has not failed is not taken for better than the published ones.
-    """
+    run that has not failed is not taken for better than the published ones."""
     known = list(events)
     prior = max(1, ranks) * FAILURES_PER_GPU_SECOND
     spent = goodput(known)

@@ -2,8 +2,7 @@
 
 A file and not a collective, so that a rank that hangs in one is seen from outside; in a folder of the machine's own,
 so that no shared file system can make it hang. The other way goes the stop file, which carries a request to save a
-checkpoint and exit between the processes of one machine: which signal, where and when.
-"""
+checkpoint and exit between the processes of one machine: which signal, where and when."""
 
 import json
 import os
@@ -61,8 +60,7 @@ class RankHeartbeat(StepFigures):
     machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step;
     `group_timeout_s` the time-out of the process group, 0 where there is none yet; `compiles`: torch.compile may keep a
     step waiting, the first and any that meets new shapes.
-    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log.
-    """
+    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log."""
 
     rank: int
     pid: int
@@ -208,8 +206,7 @@ def first_request(known: Iterable[StopRequest | None]) -> StopRequest:
 def write_stop_file(file: Path, request: StopRequest) -> None:
     """Write the request; the first one stays.
 
-    For signal handlers: a full disk must not raise in them. A file without content is still a request.
-    """
+    For signal handlers: a full disk must not raise in them. A file without content is still a request."""
     with suppress(OSError):
         if not file.exists():
             # In one step: whoever sees the file sees what is in it.

@@ -46,8 +46,7 @@ _NOBODY = LockHolder(pid=0, host="?", since="?", began=None)
 class RunLock(AbstractContextManager["RunLock"]):
     """An flock on a file of the run folder, freed by the kernel when its process dies, however it dies.
 
-    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the lock.
-    """
+    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,8 +86,7 @@ def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     folder.
 
     It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
-    is seen the next time.
-    """
+    is seen the next time."""
     return trainer_of(run, tries=tries) or _holder(run / SUPERVISOR_LOCK, tries)
 
 
@@ -156,8 +154,7 @@ def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
 def lives(holder: LockHolder) -> bool:
     """Whether `holder` runs, as far as this machine can tell; a process of another host is believed dead.
 
-    The start time tells a process apart from a later one with the same number.
-    """
+    The start time tells a process apart from a later one with the same number."""
     if holder.pid <= 0 or holder.host != host.hostname() or holder.pid == os.getpid():
         return False
     began = proc.start_time(holder.pid)

@@ -58,8 +58,7 @@ def write_manifest(
     Call it on one process, after all ranks have written. `sealed` are files that were summed and brought to the disk
     before; the others are read here. All files are on disk before the manifest says so: a power cut cannot leave a
     manifest without its files. crc32 finds damage, not malice, and costs under a tenth of a save
-    where sha256 costs up to half. Raises OSError.
-    """
+    where sha256 costs up to half. Raises OSError."""
     files = dict(sealed or {})
     pool = ChecksumPool(checkpoint)
     try:
@@ -100,8 +99,7 @@ def is_complete(checkpoint: Path) -> bool:
 def verify(checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> list[FileDamage]:
     """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound.
 
-    `beat` is called every few seconds.
-    """
+    `beat` is called every few seconds."""
     manifest = read_manifest(checkpoint)
     found = missing_or_wrong_size(checkpoint, manifest)
     suspect = {each.name for each in found}
@@ -149,8 +147,7 @@ def newest_complete(run: RunFolder) -> tuple[int, Path] | None:
 def missing_or_wrong_size(checkpoint: Path, manifest: CheckpointManifest | None = None) -> list[FileDamage]:
     """What is wrong with `checkpoint`: missing files and wrong sizes; contents are not read.
 
-    `manifest` is its manifest, if that has been read already.
-    """
+    `manifest` is its manifest, if that has been read already."""
     manifest = manifest or read_manifest(checkpoint)
     if manifest is None:
         unreadable = (checkpoint / MANIFEST).exists()

@@ -1,8 +1,7 @@
 """status/ in a run folder: what the supervisor of each node sees of its ranks and GPUs, every few seconds, and where
 their ranks stand, on request.
 
-Heartbeats stay on the node; this is what a monitor on another machine can read.
-"""
+Heartbeats stay on the node; this is what a monitor on another machine can read."""
 
 import json
 import re

@@ -37,8 +37,7 @@ class RunHistory:
 
     `steps` are the records of metrics.jsonl with a loss, in the order of their steps: where a restarted run made steps
     again, those of the later attempt. `evaluations` are its other records, the same way. `run` is run.json, {} before
-    it is written; until then `recipe` is recipe.json.
-    """
+    it is written; until then `recipe` is recipe.json."""
 
     path: Path
     run: LedgerRecord = field(default_factory=dict)
@@ -109,8 +108,7 @@ class RunReader:
     How much of it: "all"; a "view", for which a sample of the older steps of a long metrics.jsonl stands for all of
     them, its evaluations are taken from events.jsonl, and of progress events that follow each other the last is kept;
     that with only the "newest" steps, enough for a RunStatus; or with none, "events", for which metrics.jsonl is not
-    opened.
-    """
+    opened."""
 
     def __init__(self, path: Path, extent: Extent = "view") -> None:
         self.path = path

@@ -30,8 +30,7 @@ class LineAppender:
     Each line is a single write in append mode, so that several processes of one machine may share the file
     and a killed one leaves at most a truncated last line. `fsync` makes every line survive a power cut, for
     the ledger of events; metrics do without. Values that JSON cannot express (NaN, infinities) are written
-    as null and named under "nonfinite"; `revive` brings them back.
-    """
+    as null and named under "nonfinite"; `revive` brings them back."""
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
@@ -88,8 +87,7 @@ class EventLog(LineAppender):
 def plain(record: Mapping[str, Any]) -> dict[str, Any]:
     """`record` as values that JSON has: paths become text, array scalars numbers, NaN and infinities null.
 
-    What was not finite is listed under "nonfinite" by its key, nested keys joined by dots.
-    """
+    What was not finite is listed under "nonfinite" by its key, nested keys joined by dots."""
     lost: dict[str, str] = {}
     cleaned = {str(key): _plain(value, str(key), lost) for key, value in record.items()}
     return {**cleaned, "nonfinite": lost} if lost else cleaned
@@ -129,8 +127,7 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
     """The records of `path`, read line by line; nothing when the file is not there.
 
     Lines that are no JSON object are passed over: the last one of a run that is writing or was killed, and
-    the torn one that a resumed run ended. Unknown keys are kept.
-    """
+    the torn one that a resumed run ended. Unknown keys are kept."""
     with suppress(FileNotFoundError), open_regular(path) as lines:
         yield from records_in(lines)
 

@@ -124,8 +124,7 @@ class RunProgress:
 def progress(metrics: Path) -> RunProgress | None:
     """The end of a metrics.jsonl; None when it is not there, cannot be read, or has no step yet.
 
-    A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
-    """
+    A torn last line and foreign lines are passed over. Only as much of the file is read as is needed."""
     last: dict[str, Any] = {}
     loss = None
     for record in _backwards(metrics):

@@ -1,8 +1,7 @@
 """A job against the cluster it is for: what the scheduler would refuse or leave pending for ever.
 
 SLURM 22.05 with EnforcePartLimits=NO takes a job whose time, nodes or memory are beyond its partition's limits, and
-never starts it; what it refuses, it refuses in words such as "Requested node configuration is not available".
-"""
+never starts it; what it refuses, it refuses in words such as "Requested node configuration is not available"."""
 
 import re
 from collections import Counter
@@ -23,8 +22,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     """What is wrong with `spec` on this cluster, the worst first; [] where it fits.
 
     Of several partitions one that fits is enough: what the others lack are warnings then, but for the limits of each,
-    where SLURM refuses a job that is beyond one of them.
-    """
+    where SLURM refuses a job that is beyond one of them."""
     wanted = request(spec)
     found = [*_names(wanted, facts), *_array(wanted, facts), *_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
@@ -68,8 +66,7 @@ def _licenses(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
     """What `text`, as --licenses has it, asks for beyond `known`, the totals by name.
 
     SLURM's words for all of this are "Invalid license specification"; it tells upper from lower case, and a name
-    includes its server. Of alternatives (`a|b`, since 24.11) one that is there is enough.
-    """
+    includes its server. Of alternatives (`a|b`, since 24.11) one that is there is enough."""
     found = [list(_license_list(each, known)) for each in text.split("|")]
     if all(found):
         yield from found[0]

@@ -1,8 +1,7 @@
 """The locks under which torch compiles operations at first use, and those that a killed build has left.
 
 torch.utils.file_baton makes a file called `lock` beside what it compiles, keeps it open, and removes it in the end.
-Whoever else loads the operation waits until it is gone, for ever and without a word.
-"""
+Whoever else loads the operation waits until it is gone, for ever and without a word."""
 
 import os
 import time
@@ -49,8 +48,7 @@ def abandoned(locks: Iterable[Path], now: float, mounts: str) -> dict[Path, Lock
     """Of these locks those that nobody holds, as far as can be told here; `mounts` is the text of /proc/self/mounts.
 
     One that a process which cannot be seen may hold counts as held for STALE_S: another user's, one on a network file
-    system, and in a container one outside of its own root.
-    """
+    system, and in a container one outside of its own root."""
     states = {lock: state for lock in locks if (state := _state(lock)) is not None}
     held = _open_locks() if states else set()
     found = {}

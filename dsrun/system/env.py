@@ -47,8 +47,7 @@ def worker_from_env(environ: Mapping[str, str]) -> WorkerPlace | None:
     torchrun's RANK wins. Without it a task of an `srun` step with several tasks is a worker; the shell of
     `sbatch` or `salloc` is not, although SLURM_PROCID is 0 there. LOCAL_RANK alone can only come from a launcher, for
     every process has another one; WORLD_SIZE and MASTER_ADDR alone also stand in job scripts, for what these start,
-    and in profiles. Raises UsageError when the variables are incomplete, not integers, or contradict one another.
-    """
+    and in profiles. Raises UsageError when the variables are incomplete, not integers, or contradict one another."""
     if _is_set(environ, "RANK") and not is_only_process(environ):
         worker = _from_torchrun(environ)
     elif _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
@@ -64,8 +63,7 @@ def worker_from_env(environ: Mapping[str, str]) -> WorkerPlace | None:
 def is_only_process(environ: Mapping[str, str]) -> bool:
     """Whether RANK and WORLD_SIZE say that there is one process, and none of several on this machine.
 
-    Images of containers and scripts set them so, without the variables that launchers give to workers.
-    """
+    Images of containers and scripts set them so, without the variables that launchers give to workers."""
     alone = (environ.get("RANK", "").strip(), environ.get("WORLD_SIZE", "").strip()) == ("0", "1")
     return alone and not _is_set(environ, "LOCAL_RANK")
 

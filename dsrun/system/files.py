@@ -34,8 +34,7 @@ def replace_folder(new: Path, target: Path, *, aside: Path | None = None) -> Non
     """Give the folder `new` the name `target`, and delete what had it before. Raises OSError.
 
     Where the file system can swap two names, `target` is there at every moment. Elsewhere the old folder lies at
-    `aside` (`.NAME.old` beside it) for the instant between two renames.
-    """
+    `aside` (`.NAME.old` beside it) for the instant between two renames."""
     aside = aside or target.with_name(f".{target.name}.old")
     try:
         new.rename(target)
@@ -70,8 +69,7 @@ _RENAME_EXCHANGE = 2
 def exchange(one: Path, other: Path) -> bool:
     """Swap what `one` and `other` name, atomically; False where kernel, C library or file system cannot.
 
-    renameat2(2) with RENAME_EXCHANGE: local Linux file systems know it, NFS does not.
-    """
+    renameat2(2) with RENAME_EXCHANGE: local Linux file systems know it, NFS does not."""
     if not sys.platform.startswith("linux"):
         return False
     import ctypes  # few processes exchange folders
@@ -113,8 +111,7 @@ _DEEPEST_JSON = 200
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text that may be damaged or hostile.
 
-    Raises ValueError if it is not JSON, json.JSONDecodeError also where it is nested more deeply than 200 levels.
-    """
+    Raises ValueError if it is not JSON, json.JSONDecodeError also where it is nested more deeply than 200 levels."""
     try:
         value = json.loads(text)
     except RecursionError:

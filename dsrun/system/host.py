@@ -89,8 +89,7 @@ def memory_total(root: Path = ROOT) -> int:
 def oom_kills(root: Path = ROOT) -> int:
     """How many processes the kernel has killed for memory, in this process's cgroups and on the whole machine.
 
-    Only differences mean something: a process is counted once in every folder it is below.
-    """
+    Only differences mean something: a process is counted once in every folder it is below."""
     files = [root / "proc/vmstat"]
     for folder in cgroups(root, "memory"):
         files += [folder / "memory.events", folder / "memory.oom_control"]
@@ -160,8 +159,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of the cgroups this process is in, innermost first, whose limits of `controller` all apply.
 
     Inside a container /proc/self/cgroup may name a path of the host that is not mounted here; the folders
-    above it then remain, up to the container's own root.
-    """
+    above it then remain, up to the container's own root."""
     for line in text_of_file(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -223,8 +221,7 @@ def own_programs_first(environ: Mapping[str, str]) -> dict[str, str]:
     """The change to `environ` that puts this Python's own folder on PATH; none where it is on it already.
 
     torch compiles with the `ninja` it finds on PATH, and a virtual environment that is called by its path is not on
-    it: there may be none, or one of another version, with which torch compiles everything again.
-    """
+    it: there may be none, or one of another version, with which torch compiles everything again."""
     own = str(Path(sys.executable).parent)
     search = environ.get("PATH", os.defpath)
     return {} if own in search.split(os.pathsep) else {"PATH": own + os.pathsep + search}

@@ -17,8 +17,7 @@ _NUMBER = r"\d{1,18}"
 def expand_hosts(text: str) -> tuple[str, ...]:
     """The machines of a list as SLURM writes it, each once: "gpu[08-10],login" is gpu08, gpu09, gpu10, login.
 
-    Several brackets in one name multiply ("rack[1-2]n[1-2]"). Raises UsageError for what is no such list.
-    """
+    Several brackets in one name multiply ("rack[1-2]n[1-2]"). Raises UsageError for what is no such list."""
     parts = re.findall(r"(?:\[[^\]]*\]|[^\[\],\s]|[\[\]])+", text)  # split at commas and spaces outside brackets
     names = [name for part in parts for name in _expanded(part, text)]
     wrong = next((name for name in names if not _NAME.fullmatch(name) or name.startswith("-")), None)
@@ -53,8 +52,7 @@ def _numbers(ranges: str, whole: str) -> list[str]:
 def read_hostfile(path: Path) -> tuple[str, ...]:
     """The machines of a hostfile: one a line, the rest of the line (`slots=8`) left out, # for remarks.
 
-    Raises UsageError when it cannot be read, or names none.
-    """
+    Raises UsageError when it cannot be read, or names none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -76,8 +74,7 @@ _NUMBERED = re.compile(rf"(.*?)({_NUMBER})(\D*)")
 def compressed(names: Iterable[str]) -> str:
     """ "gpu[01-03,7],login" for gpu01, gpu02, gpu03, gpu7 and login; `dsrun.system.hostlist` takes it apart again.
 
-    Only the last number of a name is compressed, and only with others of its width.
-    """
+    Only the last number of a name is compressed, and only with others of its width."""
     groups: dict[tuple[str, int, str], list[int]] = {}
     for name in dict.fromkeys(names):
         found = _NUMBERED.fullmatch(name)

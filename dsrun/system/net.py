@@ -22,8 +22,7 @@ def free_port() -> int:
 
     Between this check and the server's start lie seconds. A port of those that the kernel gives to outgoing connections
     and to who binds to port 0 (gloo: several a rank) may be gone by then, so it is one below them, where there are
-    enough.
-    """
+    enough."""
     chosen = range(_FIRST_CHOSEN, _first_of_kernel())
     for port in random.SystemRandom().sample(chosen, min(_CHOICES, len(chosen))):
         if port_is_free(port):
@@ -55,8 +54,7 @@ def port_is_free(port: int, host: str | None = None) -> bool:
 
     Binds for a moment instead of trying to connect: that also sees ports another user's firewall hides,
     and takes a port in TIME_WAIT for what it is, free, as torch's TCPStore does with SO_REUSEADDR. A `host`
-    that is not this machine counts as free, because nothing here can occupy it.
-    """
+    that is not this machine counts as free, because nothing here can occupy it."""
     try:
         with _socket(host) as probe:
             probe.bind((host or "", port))
@@ -75,8 +73,7 @@ def claim_port(port: int, find: bool | None) -> int:
     """`port` when it is free, with `find` else the next free one of the ten after it.
 
     Raises UsageError when the port is taken, naming its holder where the system tells, and the next free
-    port. `find` is None for a command without --find-port, which is not recommended then.
-    """
+    port. `find` is None for a command without --find-port, which is not recommended then."""
     if not 1 <= port <= _LAST_PORT:
         raise UsageError(f"--master-port {port} is not a valid port", fix=f"give a number from 1 to {_LAST_PORT}")
     if port_is_free(port):
@@ -152,8 +149,7 @@ def own_address(host: str) -> str | None:
     """The one address of this machine that `host` names; None where it names several or another machine's.
 
     The loopback counts only if nothing but that was named: this machine's own name often is 127.0.1.1 here, and its
-    address in the network elsewhere.
-    """
+    address in the network elsewhere."""
     named = resolve(host)
     if host == "localhost" or (host in named and ipaddress.ip_address(host).is_loopback):
         return named[0] if named else "127.0.0.1"

@@ -25,8 +25,7 @@ class ShellCommand(NamedTuple):
     """One simple command: its first line (from 1), its words without quotes, the operator behind it, its words as they
     are written, the line of each, and the text of its here-document as the next shell reads it.
 
-    The elements of an array are a command that ends with ")", behind one that ends with NAME= and "(".
-    """
+    The elements of an array are a command that ends with ")", behind one that ends with NAME= and "("."""
 
     line: int
     words: tuple[str, ...]

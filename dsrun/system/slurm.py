@@ -36,8 +36,7 @@ def run_tool(argv: Sequence[str]) -> str:
     """What one of SLURM's programs prints.
 
     Raises MissingError where there is no SLURM or no cluster, NoAnswerError when the controller cannot be reached,
-    and ToolError with the program's last line when it fails.
-    """
+    and ToolError with the program's last line when it fails."""
     return str(run_tool_unless(argv, ()))
 
 
@@ -100,16 +99,14 @@ def show(kind: str, *options: str) -> str:
 def job(job_id: str) -> str | None:
     """The job, or every task of an array, as `scontrol show job` prints it; None when the controller has no such job.
 
-    Not --oneliner: on lines of its own no value that the user chose can pass for another key.
-    """
+    Not --oneliner: on lines of its own no value that the user chose can pass for another key."""
     return run_tool_unless(["scontrol", "show", "job", job_id], _SAID["unknown_job"])
 
 
 def batch_script(job_id: str) -> str | None:
     """The script of a job that the controller still knows; None for others' jobs and for forgotten ones.
 
-    scontrol 22.05 ends with exit code 0 also when it prints nothing.
-    """
+    scontrol 22.05 ends with exit code 0 also when it prints nothing."""
     answer = query_tool(["scontrol", "write", "batch_script", job_id, "-"])
     return answer.stdout if answer.returncode == 0 and answer.stdout.startswith("#!") else None
 
@@ -117,8 +114,7 @@ def batch_script(job_id: str) -> str | None:
 def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[str, ...]]:
     """This user's jobs, also finished ones that the controller remembers: the fields `letters` of squeue --format.
 
-    One row per job and per array task that has started. [] for a `job_id` it does not know.
-    """
+    One row per job and per array task that has started. [] for a `job_id` it does not know."""
     text = _FIELD.join(f"%{letter}" for letter in letters) + _RECORD
     argv = ["squeue", "--noheader", "--states=all", f"--format={text}"]
     answer = run_tool_unless([*argv, f"--jobs={job_id}" if job_id else "--me"], _SAID["unknown_job"])
@@ -128,8 +124,7 @@ def queue(letters: Sequence[str], *, job_id: str | None = None) -> list[tuple[st
 def history(fields: Sequence[str], *, hours: float = 24, job_id: str | None = None) -> list[tuple[str, ...]] | None:
     """This user's jobs of the last `hours` as the accounting has them; None where there is no accounting.
 
-    With `job_id` that job only, however old. One row per job, without its steps.
-    """
+    With `job_id` that job only, however old. One row per job, without its steps."""
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={_FIELD}"]
     argv.append(f"--format={','.join(fields)}")
     # Seconds, for sacct takes whole units only.
@@ -242,8 +237,7 @@ def jobs(text: str) -> Iterator[dict[str, str]]:
     """The records of `scontrol show job`, one key=value or several on each line.
 
     The first line ends with the job's name, and the lines of paths, command and comment hold one key each: these
-    values go on to the end of their line, whatever is in them.
-    """
+    values go on to the end of their line, whatever is in them."""
     for block in re.split(r"(?m)^(?=JobId=\d)", text):
         lines = block.splitlines()
         head = _JOB.match(lines[0]) if lines else None

@@ -2,8 +2,7 @@
 
     ROOT/KEY/NAME.whl   ROOT/KEY/WHEEL.json   ROOT/KEY/build.log   ROOT/KEY.lock
 
-Under the lock of its key a wheel is built beside the entry, checked, and then renamed into place.
-"""
+Under the lock of its key a wheel is built beside the entry, checked, and then renamed into place."""
 
 import json
 import os
@@ -36,8 +35,7 @@ def make_record(
     started: str,
 ) -> dict[str, Any]:
     """The contents of WHEEL.json. `seconds`: wall-clock seconds by phase, `by_process`: by compiling process (named
-    after its operations); `started`: ISO 8601.
-    """
+    after its operations); `started`: ISO 8601."""
 
     def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
         return {name: round(value, 1) for name, value in seconds.items()}
@@ -107,8 +105,7 @@ class WheelCache:
     def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> Path | None:
         """The wheel of `key`, read and compared with the recorded SHA-256; it counts as used now.
 
-        None when it is missing or damaged; `damaged` is then called with the problem.
-        """
+        None when it is missing or damaged; `damaged` is then called with the problem."""
         folder = self.folder(key)
         if not folder.is_dir():
             return None
@@ -124,8 +121,7 @@ class WheelCache:
     def exclusive(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the lock of `key`, which ends with the process; `waiting` is called once when another process has it.
 
-        Raises MissingError when the store cannot be written.
-        """
+        Raises MissingError when the store cannot be written."""
         lock = FileLock(str(self.root / f"{key}.lock"))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -146,8 +142,7 @@ class WheelCache:
     def staging(self, key: str) -> Iterator[Path]:
         """An empty folder beside the entry of `key`, gone afterwards unless `publish` took it. Hold the lock.
 
-        Others of this key belong to processes that are dead: their leftovers are removed.
-        """
+        Others of this key belong to processes that are dead: their leftovers are removed."""
         for left_over in self.root.glob(f".{key}.*"):
             shutil.rmtree(left_over, ignore_errors=True)
         folder = self.root / f".{key}.{os.getpid()}"
@@ -160,8 +155,7 @@ class WheelCache:
     def publish(self, key: str, staged: Path) -> Path:
         """Make `staged`, which holds a wheel and its WHEEL.json, the entry of `key`; its wheel. Hold the lock.
 
-        Everything is on the disk before the rename makes it visible. Raises OSError.
-        """
+        Everything is on the disk before the rename makes it visible. Raises OSError."""
         for path in (*staged.iterdir(), staged):
             sync_file(path)
         folder = self.folder(key)
@@ -192,8 +186,7 @@ def copy_out(stored: Path, into: Path, *, force: bool = False) -> Path:
     """Copy the stored wheel, its WHEEL.json and log into the folder `into`, each atomically; returns the wheel there.
 
     A different wheel of that name, or the record of another existing one, is replaced only with `force`: UsageError,
-    before anything is written.
-    """
+    before anything is written."""
     wheel, record = into / stored.name, None if force else read_record(into)
     if not force and wheel.exists() and (not wheel.is_file() or sha256_of(wheel) != sha256_of(stored)):
         raise UsageError(f"{wheel} exists and is another file", fix="give another -o, or --force")

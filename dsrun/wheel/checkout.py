@@ -77,8 +77,7 @@ def remote_commit(remote: GitRemote) -> str:
 def check_out(remote: GitRemote, commit: str, into: Path) -> None:
     """Put `commit` of `remote` into the new folder `into`, without history.
 
-    Raises ToolError when the server does not hand it out.
-    """
+    Raises ToolError when the server does not hand it out."""
     into.mkdir(parents=True)
     _done(_git(["init", "--quiet", str(into)]), "git init")
     fetched = _git(["fetch", "--quiet", "--depth", "1", "--", remote.url, commit], cwd=into, seconds=_NETWORK_S)

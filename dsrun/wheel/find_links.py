@@ -21,8 +21,7 @@ def take_from(place: str, build: WheelBuild, staged: Path, notify: Callable[[str
 
     `place`: a folder of wheels, another store, or the URL of an index (PEP 503) or of a page of links; pip looks there,
     with its own configuration, for the version that only this request has. A wheel that is damaged or made of something
-    else is not taken; `notify` is called with the reason.
-    """
+    else is not taken; `notify` is called with the reason."""
     wheel = _download(place, build, staged, notify)
     if wheel is None:
         return False

@@ -41,8 +41,7 @@ def fetch_sdist(
 
     pip prepares metadata after a download, which runs the package's setup.py in the environment of `python`;
     --require-hashes makes it compare the hash first. Raises ToolError when the hash differs or pip fails,
-    MissingError without pip.
-    """
+    MissingError without pip."""
     package = package or wheel_package()
     kept = cache / f"{package.stem}-{version}.tar.gz"
     if kept.is_file() and sha256_of(kept) == sha256:

@@ -27,8 +27,7 @@ class SourceIdentity:
 
     `digest` names its content: "sha256:…" of the sdist or of the tree's files, "git:…" with the commit. `label` is
     "" for an unchanged release, else the part of the wheel's local version that says what it is: "git.1a2b3c4d",
-    "patched.1a2b3c4d". `version` is "" for a repository elsewhere, until it is fetched.
-    """
+    "patched.1a2b3c4d". `version` is "" for a repository elsewhere, until it is fetched."""
 
     kind: SourceKind
     version: str
@@ -40,8 +39,7 @@ def identify_source(text: str | None, package: WheelPackage | None = None) -> So
     """Which source of `package` (DeepSpeed) `--source text` means.
 
     A version ("0.19.8", or with its hash "0.19.9#sha256=HEX"), a .tar.gz file, a folder, "git+URL@REF", or None for
-    the lock's default. Asks no server unless `text` is a repository with a branch or tag. Raises UsageError.
-    """
+    the lock's default. Asks no server unless `text` is a repository with a branch or tag. Raises UsageError."""
     package = package or wheel_package()
     if text is None or not text.strip():
         if not package.default:
@@ -76,8 +74,7 @@ def resolve_source(
 
     Fetched sdists are kept in the folder `cache`; their hash is compared at each use. A package's setup.py may need
     the packages of the environment of `python` to tell its name. Raises UsageError, ToolError or
-    MissingError; `into` then does not exist.
-    """
+    MissingError; `into` then does not exist."""
     package = wheel_package(name)
     wanted = identify_source(text, package)
     if into.exists():

@@ -77,8 +77,7 @@ def write_index(folder: Path) -> dict[str, int]:
 
     One index has all wheels, and there is one for each torch and accelerator, so that pip cannot take a wheel for
     another. Links are relative: the folder can be served or opened from anywhere. Pages of an earlier call that no
-    wheel belongs to any more are emptied.
-    """
+    wheel belongs to any more are emptied."""
     wheels = find_wheels(folder)
     groups: dict[str, list[WheelFile]] = defaultdict(list, {ALL: wheels})
     for wheel in wheels:

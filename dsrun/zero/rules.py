@@ -1,8 +1,7 @@
 """Settings of a DeepSpeed configuration that exclude each other, or of which one makes the other useless.
 
 The same rules hold for a file (`dsrun config check`) and for what flags ask (`dsrun config`): they look at the JSON
-that DeepSpeed will read. rules.toml has them, with the conditions under which they hold.
-"""
+that DeepSpeed will read. rules.toml has them, with the conditions under which they hold."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,8 +19,7 @@ class ConfigRule(NamedTuple):
     Rules about flags have none: they refuse what the JSON does not show.
 
     With `in_train` it is `dsrun train` that cannot do it: an error in a file for the Trainer, nothing in one for
-    DeepSpeed alone, and a warning where it is not known whose it is.
-    """
+    DeepSpeed alone, and a warning where it is not known whose it is."""
 
     when: str
     message: str

@@ -2,8 +2,7 @@
 
 They convert: "8" is a number to them, 1 a boolean. The rules are those of pydantic's lax mode for Python input
 (https://docs.pydantic.dev/latest/concepts/conversion_table/), held against the real models by
-tests/integration/test_lint_verdicts.py.
-"""
+tests/integration/test_lint_verdicts.py."""
 
 import json
 import math
@@ -26,8 +25,7 @@ class SchemaBlock(NamedTuple):
     """An object of the JSON.
 
     style "model": unknown keys are refused and "auto" is left out; "read": keys are looked up one by one and
-    everything else is ignored. `null`: the block may be null.
-    """
+    everything else is ignored. `null`: the block may be null."""
 
     path: str
     style: str

@@ -49,8 +49,7 @@ class TrainingFlags:
 class ConfigView:
     """A config, and what is known about the run it is for.
 
-    `target` says who reads it; `is_target_given` whether the user said so. `world_size` is the number of ranks.
-    """
+    `target` says who reads it; `is_target_given` whether the user said so. `world_size` is the number of ranks."""
 
     config: dict[str, Any]
     target: ConfigTarget
@@ -104,8 +103,7 @@ class ConfigView:
     def taken(self, block: str, key: str) -> Any:
         """What DeepSpeed takes a model's key for: converted, filled by its default, or MISSING when unknowable.
 
-        Unknowable are a value that DeepSpeed refuses and an "auto" that the Trainer fills.
-        """
+        Unknowable are a value that DeepSpeed refuses and an "auto" that the Trainer fills."""
         path = self.spelled(block, key)
         value, entry = self.raw(*path), blocks()[block].keys[key]
         if value == AUTO and isinstance(value, str):

@@ -59,8 +59,7 @@ def check_file(*, file: str, flags: tuple[str, ...], against: str | None, form: 
 def read_text(file: str, what: str = "a DeepSpeed JSON file") -> tuple[str, str]:
     """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read.
 
-    `what` is expected there.
-    """
+    `what` is expected there."""
     if file == STDIN and sys.stdin is None:
         raise UsageError("<stdin> is closed", fix=f"name {what}")
     shown = "<stdin>" if file == STDIN else file

@@ -32,8 +32,7 @@ def run_collectives(*, form: str, findings: Sequence[Finding] = (), **given: Any
 
     Outside of the steps of a SLURM job this process becomes an srun of one doctor per node. Raises UsageError for
     arguments that contradict themselves or the surroundings. `findings` are those of this node's own checks, which go
-    into the table of all nodes.
-    """
+    into the table of all nodes."""
     place = place_of(**given, environ=os.environ)
     if isinstance(place, SrunLauncher):
         if shutil.which("srun") is None:

@@ -1,7 +1,6 @@
 """What `dsrun doctor` does on one machine: it runs the checks side by side and prints them as a table.
 
-The job of --for run.yaml is resolved as `dsrun train --config` resolves it.
-"""
+The job of --for run.yaml is resolved as `dsrun train --config` resolves it."""
 
 import os
 import sys
@@ -88,8 +87,7 @@ def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Chec
 def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> tuple[Check, ...]:
     """Those checks whose codes begin with one of `only`, if there are any, and with none of `skip`.
 
-    Raises UsageError for a beginning that no check has.
-    """
+    Raises UsageError for a beginning that no check has."""
     codes = [each.code for each in checks]
     only, skip = ([name for each in given for name in each.split(",")] for given in (only, skip))
     for flag, names in (("--only", only), ("--skip", skip)):
@@ -107,8 +105,7 @@ def job_target(given: Mapping[str, Any], cwd: Path) -> DoctorTarget:
     """The job of a run file, of the flags in `program` ("train --model …"), or of both, with what the command line says
     of it; `given` are its options. Settings that do not resolve are a finding.
 
-    Raises UsageError where there is no such file, and for another program.
-    """
+    Raises UsageError where there is no such file, and for another program."""
     folder = Path(given["output"]).expanduser() if given["output"] else None
     own = {name: given[name] for name in ("nproc", "master_addr", "master_port")}
     place = DoctorTarget(output=folder, cwd=cwd, **own)

@@ -28,8 +28,7 @@ DEMO = "demo"
 class InitData:
     """What a run reads: files or a dataset, or the demo's data with neither.
 
-    `row` is a sample, {} where there is none to look at; `layout` what its columns mean.
-    """
+    `row` is a sample, {} where there is none to look at; `layout` what its columns mean."""
 
     source: str
     train_file: tuple[str, ...] = ()
@@ -176,8 +175,7 @@ NONE = "none"
 def with_columns(interview: InitInterview, given: dict[str, Any], data: InitData, task: str) -> InitData:
     """The data with what its columns mean; asks for them where their names do not tell.
 
-    Raises UsageError without a terminal, as the training would.
-    """
+    Raises UsageError without a terminal, as the training would."""
     text, summary = given["text_column"], given["summary_column"]
     if not data.row:
         return replace(data, text_column=text, summary_column=summary)

@@ -1,7 +1,6 @@
 """Questions and answers: from an option, from the terminal, or by default; each answer checked as it is given.
 
-Questions go to stderr, as stdout is for the file.
-"""
+Questions go to stderr, as stdout is for the file."""
 
 import os
 import sys
@@ -36,8 +35,7 @@ class InitQuestion(Generic[T]):
     (answer, description) pairs that are offered by number; others are taken, too, but where `only` is the error for
     them. `default` is None where nothing can be proposed: then `needed` says what to give. `why` says where the default
     came from. `named`: without a terminal the default counts with --yes only. `counts`: a number that is not one of a
-    choice may be the answer.
-    """
+    choice may be the answer."""
 
     flag: str
     text: str
@@ -81,8 +79,7 @@ class InitInterview:
         """The answer to a question; `given` is the value of its option.
 
         Raises UsageError for an option with a wrong value and for one that is needed, click.Abort for the end of the
-        input.
-        """
+        input."""
         if given is not None:
             return InitAnswer(_checked(question, given), f"as {question.flag} says")
         if self.asks:

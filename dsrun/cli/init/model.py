@@ -26,8 +26,7 @@ class InitModel:
     """A model as it is named in run.yaml.
 
     `config` is its config.json, None where it is not on this machine; `architecture` is what the plan needs to know,
-    None where only transformers can tell.
-    """
+    None where only transformers can tell."""
 
     name: str
     source: str

@@ -57,8 +57,7 @@ def ask_tuning(
 ) -> InitTuning:
     """Ask for the preset where GPUs are planned for, for LoRA, and for the global batch.
 
-    Raises FindingsError where nothing fits.
-    """
+    Raises FindingsError where nothing fits."""
     planner = _Planner(model, data, place, is_fixed=given["zero"] is not None or given["offload"] is not None)
     if planner.plans and place.cluster is not None and place.cluster.note:
         print_note(place.cluster.note.partition(" (--")[0])

@@ -98,8 +98,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSi
 def _set_signals(*, handled: bool) -> None:
     """Batch scripts ignore signals so that these do not end what they start; here they mean: save and exit.
 
-    Unless they are `handled`, this process and what it starts ignore them.
-    """
+    Unless they are `handled`, this process and what it starts ignore them."""
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         if not handled:
             signal.signal(signum, signal.SIG_IGN)

@@ -24,8 +24,7 @@ _QUIT = b"qQ\x1b"
 def show_live(read: Callable[[], MonitorSnapshot], console: Console, *, interval_s: float) -> MonitorSnapshot:
     """Show what `read` finds until the run is over or the user quits, and return the last snapshot.
 
-    A folder that cannot be read for a moment (a network file system) leaves the last view; the first look raises.
-    """
+    A folder that cannot be read for a moment (a network file system) leaves the last view; the first look raises."""
     snapshot = read()
     ascii_only = console.options.ascii_only
     with _keyboard() as keyboard, _resizes() as resized, Live(console=console, screen=True, auto_refresh=False) as live:

@@ -103,8 +103,7 @@ EVENTS = 20
 class MonitorSnapshot:
     """`kind` tells where it comes from: a run folder, a log, or a SLURM job that has neither yet.
 
-    `now` is in seconds since the epoch. `history` has the curves, and `nodes` what is known of ranks and GPUs.
-    """
+    `now` is in seconds since the epoch. `history` has the curves, and `nodes` what is known of ranks and GPUs."""
 
     kind: Literal["run", "log", "job"]
     now: float

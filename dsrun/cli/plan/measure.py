@@ -36,8 +36,7 @@ def measure(text: str, flags: Sequence[str]) -> MeasuredRun | int:
     """Train with `flags` on this machine until steps have been logged for the time `text`, or it ends by itself.
 
     Returns the exit code of a training that failed, which has said why. Raises UsageError for what is no time,
-    ToolError where it has not logged two steps.
-    """
+    ToolError where it has not logged two steps."""
     seconds = seconds_of(text)
     require_training_packages()
     with scratch_folder("dsrun-measure-") as scratch:

@@ -38,8 +38,7 @@ class RenderedProgram(NamedTuple):
     """What a job runs: the program, and the run.yaml whose section applies, as the user wrote its path.
 
     `recipe` is that of dsrun's own training; of another program `words` are its command, and `line` is what a launcher
-    before it says.
-    """
+    before it says."""
 
     program: JobProgram
     config: str | None
@@ -135,8 +134,7 @@ def _of_launcher(
     """What a launcher's line says for a job, beside the options `flags` of the `command`; `known` are the names of all.
 
     Its workers of each node are that many GPUs where nobody says how many a node has. Of the rendezvous nothing is
-    taken over: a job has its own. Raises UsageError for named machines, and for what contradicts the flags.
-    """
+    taken over: a job has its own. Raises UsageError for named machines, and for what contradicts the flags."""
     from dsrun.launch.launcher_line import refuse_other
     from dsrun.launch.refusals import refuse
 

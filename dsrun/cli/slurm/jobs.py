@@ -59,8 +59,7 @@ def _state(word: str) -> str:
 def follow_job(job_id: str, *, log_to_stderr: bool = False) -> int:
     """Follow the job to its end, with its log on stdout or stderr, and return its exit code.
 
-    Ctrl-C leaves the job running.
-    """
+    Ctrl-C leaves the job running."""
     try:
         return follow(
             job_id,

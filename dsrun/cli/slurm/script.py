@@ -78,8 +78,7 @@ def _user_name() -> str:
 def _check_training(recipe: "Recipe", spec: SlurmSpec) -> None:
     """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
 
-    Checks files unless an image provides them, and packages if the workers use the Python that renders.
-    """
+    Checks files unless an image provides them, and packages if the workers use the Python that renders."""
     from dsrun.cli.render.training import check_training
 
     check_training(

@@ -2,8 +2,7 @@
 
 Node 0 listens on the port after the rendezvous port; the others connect to it. Each node reports the result of its part
 of an attempt; node 0 then decides what comes next, and all nodes follow. A node that disconnects or stops answering is
-lost; a new supervisor can replace it.
-"""
+lost; a new supervisor can replace it."""
 
 import hashlib
 import time
@@ -53,8 +52,7 @@ EVIDENCE_TIMEOUT_S = 15.0
 class NodeResult:
     """The result of one node's part of an attempt.
 
-    `ok`: all its ranks exited with 0; `interrupted`: because they were asked to stop. `failure` is set if not `ok`.
-    """
+    `ok`: all its ranks exited with 0; `interrupted`: because they were asked to stop. `failure` is set if not `ok`."""
 
     node: int
     ok: bool
@@ -103,8 +101,7 @@ class Coordinator:
     def gather(self) -> None:
         """Wait until all nodes have joined and node 0 starts the first attempt.
 
-        Raises RendezvousError if nodes are missing, and StoppedBeforeStart if any node was asked to stop.
-        """
+        Raises RendezvousError if nodes are missing, and StoppedBeforeStart if any node was asked to stop."""
 
     def take_part(self, is_ready: Callable[[], bool], give_up: Callable[[], bool]) -> None:
         """On a node that joins a run which goes on without it: wait until it is taken in, which is not asked for before
@@ -126,8 +123,7 @@ class Coordinator:
         """After a hang: tell all nodes that this one has collected evidence, and wait until they have, too.
 
         Ranks that are ended earlier make those of other nodes fail, which no longer stand where they hung. Returns
-        after EVIDENCE_TIMEOUT_S at the latest, or on `give_up`.
-        """
+        after EVIDENCE_TIMEOUT_S at the latest, or on `give_up`."""
 
     def announce_stop(self, request: StopRequest) -> None:
         """Ask all nodes to save and exit. Safe in a signal handler."""
@@ -149,8 +145,7 @@ class Coordinator:
         """Report this node's result, wait for all nodes, and return the decision of node 0.
 
         `decide` is called on node 0 with one `NodeResult` per node, in order. "restart" is returned once every node is
-        ready to start again; it becomes "stop" if any node was asked to stop.
-        """
+        ready to start again; it becomes "stop" if any node was asked to stop."""
         return unless_stopped(decide([ended]), self._announced)
 
     def close(self) -> None:
@@ -202,8 +197,7 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
 
     `secret` is DSRUN_SECRET, the same random string on all nodes. Without it the key is derived from `run`, which all
     nodes know (SLURM job and step, or address and port): it rejects other runs that happen to use the same port, but no
-    attacker. torch's own store does neither.
-    """
+    attacker. torch's own store does neither."""
     # Neither part can hold a zero byte, so that no two pairs of them are one text.
     return hashlib.sha256(f"dsrun coordinator\0{run}\0{secret or ''}".encode()).digest()
 
@@ -239,8 +233,7 @@ def still_taken(message: PeerMessage, peers: Mapping[int, Peer]) -> str | None:
 def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: int, workers: int | None) -> str | None:
     """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
-    A sender without the key learns only that it does not have it.
-    """
+    A sender without the key learns only that it does not have it."""
     node, their_nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
     expected = hmac_digest(key, "follower", challenge, node, their_nodes)
     if not digests_match(message.get("proof"), expected):

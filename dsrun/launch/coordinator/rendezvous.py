@@ -188,8 +188,7 @@ def rendezvous(
 
     `run_info` is used on node 0 only; `name` is this machine's name in messages; `early` forwards signals that come
     before the body handles them; `least` nodes are enough to go on. Raises StoppedBeforeStart if another node was
-    signalled, RendezvousError if nodes are missing, UsageError if they were started with different settings.
-    """
+    signalled, RendezvousError if nodes are missing, UsageError if they were started with different settings."""
     coordinator: messages.Coordinator | None = None
     try:
         key = messages.shared_key(run=place.run, secret=secret)

@@ -29,8 +29,7 @@ class CoordinatorServer(messages.Coordinator, EventLoop):
 
     `run_info` is sent to every node that joins, and `notify` is told now and then whom it waits for. Waits `timeout_s`
     seconds for all nodes at the start and, with `returns`, for lost nodes to come back; when these do not, `recreated`
-    ones end to be resumed. `least` nodes are enough to go on, of as many `workers` each.
-    """
+    ones end to be resumed. `least` nodes are enough to go on, of as many `workers` each."""
 
     def __init__(
         self,

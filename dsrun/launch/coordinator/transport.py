@@ -123,8 +123,7 @@ class EventLoop:
     """A thread that reads from, writes to and monitors connections.
 
     Only the thread sends: `post` appends to a queue, so a signal handler may call it at any time. Subclasses handle
-    events in `on_message`, `on_disconnect` and `on_timer`, which run in the thread.
-    """
+    events in `on_message`, `on_disconnect` and `on_timer`, which run in the thread."""
 
     def __init__(self, listener: socket.socket | None = None) -> None:
         self.changed = threading.Condition()
@@ -292,8 +291,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket on `port` of the address that the other nodes have for this machine as `host`.
 
     Of all addresses where that is not one: the name is that of a gateway, or of several networks. Raises UsageError if
-    the port is in use.
-    """
+    the port is in use."""
     # The backlog below is for nodes that connect in the same moment; the kernel cuts it to net.core.somaxconn
     # (listen(2)).
     address = own_address(host)

@@ -57,8 +57,7 @@ def _launcher(request: LaunchRequest, environ: Mapping[str, str]) -> LauncherFac
 def started_alone(environ: Mapping[str, str], text_of: HostReader = read) -> bool:
     """Whether a launcher or a platform has started this process, as the only one of its run; a worker is none.
 
-    Raises UsageError for one of several, of which each would be a run of its own without `dsrun launch`.
-    """
+    Raises UsageError for one of several, of which each would be a run of its own without `dsrun launch`."""
     launcher = None if environ.get("LOCAL_RANK") else _launcher(LaunchRequest(), environ)
     if launcher is None:
         return False

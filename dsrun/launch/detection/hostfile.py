@@ -17,8 +17,7 @@ _MOST_SLOTS = 1024
 class SshHost:
     """One machine: `name` as ssh takes it, and the numbers of the GPUs to use.
 
-    `chosen`: they were picked by --include or --exclude, so that the workers must be shown these and no others.
-    """
+    `chosen`: they were picked by --include or --exclude, so that the workers must be shown these and no others."""
 
     name: str
     slots: tuple[int, ...]
@@ -34,8 +33,7 @@ def parse_hostfile(text: str, where: str) -> tuple[SshHost, ...]:
     """The machines of a hostfile: a name and `slots=N` on each line, `#` before remarks.
 
     `where` is the file's name for messages. Raises UsageError with the line for a machine that stands there twice, for
-    missing or wrong slots, and for a file that names none.
-    """
+    missing or wrong slots, and for a file that names none."""
     hosts: dict[str, int] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -66,8 +64,7 @@ def _entry(entry: str, where: str) -> tuple[str, int]:
 def included(hosts: Sequence[SshHost], choice: str) -> tuple[SshHost, ...]:
     """Only what --include names: "gpu1:0,2@gpu2" are GPUs 0 and 2 of gpu1 and all of gpu2.
 
-    Raises UsageError for machines and slots that the hostfile does not have.
-    """
+    Raises UsageError for machines and slots that the hostfile does not have."""
     wanted = _choices(hosts, choice, "--include")
     return tuple(
         replace(host, slots=wanted[host.address] or host.slots, chosen=bool(wanted[host.address]))

@@ -1,8 +1,7 @@
 """The launchers and schedulers of launchers.toml, which of them the environment shows, and their lists of machines, the
 first machine first.
 
-Pure, but for `read`, which reads the file and runs the command that launchers.toml names.
-"""
+Pure, but for `read`, which reads the file and runs the command that launchers.toml names."""
 
 import json
 import re

@@ -138,8 +138,7 @@ def _run_supervised(
 def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
     """Wait, for `seconds` at most, while the run folder is in use.
 
-    A file server keeps the locks of a lost machine for a minute or two, and a pod out of reach may still train.
-    """
+    A file server keeps the locks of a lost machine for a minute or two, and a pod out of reach may still train."""
     deadline = time.monotonic() + seconds
     holder = is_in_use(run)
     if holder:

@@ -33,8 +33,7 @@ def notifications(
     """Send messages about what happens in here; the function that is yielded takes how the run ended.
 
     What goes wrong with a message is noted. It neither ends the run nor holds it up; its end is waited for, for three
-    seconds at most: a batch system kills what is left of a job whose script has ended.
-    """
+    seconds at most: a batch system kills what is left of a job whose script has ended."""
     if place.node != 0 or not work.notify:
         yield lambda _outcome: None
         return

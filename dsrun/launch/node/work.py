@@ -82,8 +82,7 @@ class NodeProgram:
     TrainingJob from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
     program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
     `name` is that of the model or program in messages, which go to the targets `notify`. `env` are the variables that
-    another launcher's line has set, for --dry-run. With `elastic` it goes on with fewer machines.
-    """
+    another launcher's line has set, for --dry-run. With `elastic` it goes on with fewer machines."""
 
     topology: LocalWorkers
     output: str
@@ -153,8 +152,7 @@ def training_job(
 ) -> TrainingJob:
     """The job of dsrun's own workers; `place` are further fields of TrainingJob.
 
-    Raises UsageError where the batch does not divide among the workers of all nodes.
-    """
+    Raises UsageError where the batch does not divide among the workers of all nodes."""
     spec = recipe.spec
     restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts
     return TrainingJob(

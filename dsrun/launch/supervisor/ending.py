@@ -26,8 +26,7 @@ class AttemptResult:
 
     `ok`: all ranks exited with 0, or were ended after a stop request with nothing to save; `stop_requested`: they were
     asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left;
-    `unkillable` the line about processes that no signal ends, None where there are none.
-    """
+    `unkillable` the line about processes that no signal ends, None where there are none."""
 
     ok: bool
     stop_requested: bool
@@ -129,8 +128,7 @@ def end_processes(
     """Kill all processes of `run_id` but `spare`; None once they have ended.
 
     Where some cannot be killed, `waiting` is told of them (line, seconds that are left), and after `limit_s`, or on
-    `give_up`, this returns the line. `ranks` are their process ids, by rank.
-    """
+    `give_up`, this returns the line. `ranks` are their process ids, by rank."""
     deadline = time.monotonic() + limit_s
     told = False
     while not reaper.end(run_id, spare=spare, within_s=limit_s / 4):

@@ -207,8 +207,7 @@ class AsyncLineWriter:
 
     A terminal may take nothing for hours (Ctrl-S, a pager, a connection that is gone), while ranks have to be watched
     and started again. At the end of the `with` block lines that have not been taken are waited for, for `timeout_s`
-    seconds.
-    """
+    seconds."""
 
     def __init__(self, notify: Callable[[str], None], *, timeout_s: float) -> None:
         self._notify = notify
@@ -241,8 +240,7 @@ class PipeTee:
 
     No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
     is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
-    What stderr gets goes through `filters`, one after the other.
-    """
+    What stderr gets goes through `filters`, one after the other."""
 
     def __init__(self, pipe: Path, copy: IO[bytes] | None = None, *, filters: OutputFilters = ()) -> None:
         self._other = copy

@@ -92,8 +92,7 @@ def collect(
     """Write into `folder` what can be learned of the living ranks `pids` (rank → process id) in a few seconds.
 
     Besides the stacks: with `gpus` nccl-ras.txt, and the dumps of NCCL's flight recorder since `began` (seconds since
-    the epoch).
-    """
+    the epoch)."""
     with suppress(OSError):  # a full disk must not keep the run from being ended
         folder.mkdir(parents=True, exist_ok=True)
         _remove_earlier(folder, began)
@@ -123,8 +122,7 @@ def collect_stacks(
     rank-R.proc.txt: what the kernel says of the process and its threads, and of one that waits for another build of an
     operation the locks that there are by `env`, its environment. rank-R.stacks.txt: the Python stacks of all
     its threads, from py-spy where it is installed and may look, which also sees a stopped process; else from the
-    process itself (faulthandler, by SIGUSR2) where it said that it answers.
-    """
+    process itself (faulthandler, by SIGUSR2) where it said that it answers."""
     for rank, pid in pids.items():
         (folder / f"rank-{rank}.proc.txt").write_text(describe(pid, beats.get(rank)))
     seen = _spy(folder, pids)
@@ -139,8 +137,7 @@ def collect_stacks(
 def query_ras(address: str) -> str:
     """What NCCL's RAS service (2.24 and newer) says of all communicators of the job; "" where there is none.
 
-    One port per machine answers lines of text ("nc localhost 28028", in NCCL's documentation).
-    """
+    One port per machine answers lines of text ("nc localhost 28028", in NCCL's documentation)."""
     host, _, port = address.rpartition(":")
     parts = []
     with suppress(OSError, ValueError), socket.create_connection((host.strip("[]"), int(port)), RAS_S) as connection:

@@ -1,8 +1,7 @@
 """Why an attempt failed: from the failure records of its workers, their exit codes, and their logs.
 
 A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.base.rank_context`); for any other program only the
-exit code and the output are known.
-"""
+exit code and the output are known."""
 
 import hashlib
 import json
@@ -37,8 +36,7 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
 
     A rank that knows what is wrong says more than one that only lost its peers, however early; `only_expected` passes
     over the latter, but not over ranks of `first` that failed by themselves, for whatever reason. Keys: rank,
-    exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
-    """
+    exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step."""
     failures = sorted(
         (found for file in folder.glob("rank-*.json") if (found := read_object(file))),
         key=lambda each: float(each["time"]),
@@ -59,8 +57,7 @@ def first_of_nodes(failures: Sequence[AttemptFailure]) -> AttemptFailure | None:
     """Of one failure a node, in the order of the nodes, the one that began it; None where there is none.
 
     A node can see that its ranks have lost their peers before the peers' node sees what happened to them. A lost node
-    comes after those with a cause, for its peers may know better what happened to it, and before those without.
-    """
+    comes after those with a cause, for its peers may know better what happened to it, and before those without."""
 
     def known(failure: AttemptFailure) -> int:
         if failure.exit_code in CONFIGURATION:
@@ -94,8 +91,7 @@ class FailureInputs:
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
     (`dsrun.launch.supervisor.evidence`); `unstarted_s` the seconds in which the agent started no rank, None where it
     did. `log` is the launcher's, of which this attempt wrote what follows the first
-    `log_begins` bytes.
-    """
+    `log_begins` bytes."""
 
     failures: Path
     log: Path
@@ -210,8 +206,7 @@ def tail(log: Path, size: int = _LOG_TAIL, *, begins: int = 0) -> str:
 def trace_of(text: str) -> str | None:
     """A name for the last traceback in the output of a program: the same for the same place in the code.
 
-    Tracebacks of the agent, which end every log, do not count; addresses and messages do not either.
-    """
+    Tracebacks of the agent, which end every log, do not count; addresses and messages do not either."""
     blocks = [
         block
         for block in re.findall(r"^Traceback \(most recent call last\):\n((?:  .*\n)+)(?=(\w[\w.]*))", text, re.M)
@@ -253,8 +248,7 @@ def _exception_line(text: str) -> str:
 def classify_log(text: str, exit_code: int | None) -> str:
     """The code of the cause that a log shows; "" where it shows none, or only what a failed peer does to a rank.
 
-    What is merely likely may be a reason to start again, but none to give up.
-    """
+    What is merely likely may be a reason to start again, but none to give up."""
     from dsrun.diagnosis.classify import classify
 
     found = classify(text, exit_code=exit_code)

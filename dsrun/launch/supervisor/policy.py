@@ -35,8 +35,7 @@ class AttemptFailure:
     the process ended, negative for a signal; `step` the optimizer steps done, None before training; `trace` names the
     place in the code where it failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those
     of them in which the supervisor was kept from looking; `rollback` that the rank asks to go on from the newest
-    checkpoint, and will then leave out what has failed.
-    """
+    checkpoint, and will then leave out what has failed."""
 
     cause: str
     rank: int | None = None
@@ -67,8 +66,7 @@ class RunDecision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
     `cause` is the last failure's, or deterministic_crash where its history shows so. `saved_batch` is the global batch
-    of the checkpoint that the next attempt resumes from, `nodes` those that take part in it.
-    """
+    of the checkpoint that the next attempt resumes from, `nodes` those that take part in it."""
 
     action: Literal["restart", "stop"]
     exit_code: int
@@ -93,8 +91,7 @@ def decide(
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
     attempt would begin from; None where that is unknown, as with a script of the user's own: then only `max_restarts`
     is the limit. `fallback` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
-    `shrink`), None where unknown.
-    """
+    `shrink`), None where unknown."""
     last, known = history[-1], _cause(history[-1])
     expected = (NODE_LOST,) if limits.losses else ()
     stalled = _since_progress(history, progress)
@@ -159,8 +156,7 @@ def exit_code(failure: AttemptFailure) -> int:
 def evidence_against(failure: AttemptFailure, events: Iterable[Mapping[str, Any]]) -> str | None:
     """What speaks against the node of `failure`, "a hardware error" or "2 failures"; None for nothing.
 
-    `events` are those of the run folder, with this failure and those of earlier starts of the job.
-    """
+    `events` are those of the run folder, with this failure and those of earlier starts of the job."""
     cause, events = cause_named(failure.cause), list(events)
     # Where the hardware has failed before, the next attempt may find no GPU any more.
     earlier = (each.get("cause", "") for each in events if failure.host and each.get("failed_host") == failure.host)

@@ -2,8 +2,7 @@
 
 A process of its own, because the supervisor may be killed outright, and the kernel's own tie (PR_SET_PDEATHSIG) does
 not reach what a rank forks. It waits for the end of a pipe that only the supervisor holds. The standard library only,
-and nothing of dsrun: it starts in milliseconds and must not fail where the environment is broken.
-"""
+and nothing of dsrun: it starts in milliseconds and must not fail where the environment is broken."""
 
 import os
 import shutil
@@ -63,8 +62,7 @@ def state_and_parent(pid: int) -> tuple[str, int]:
 def exit_code(pid: int) -> int | None:
     """How `pid` ended (negative: a signal); None where that is unknown, as after its parent has waited for it.
 
-    The kernel shows it to the same user; others would read 0.
-    """
+    The kernel shows it to the same user; others would read 0."""
     fields = stat_fields(pid)
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if fields[:1] == [b"Z"] else None
 

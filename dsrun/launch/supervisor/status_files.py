@@ -61,8 +61,7 @@ class StatusWriter:
 
     A sample is dropped while the one before is still being written: the file server or the GPU's driver may hang, the
     disk may be full. `every_s` is by default what the number of nodes allows. On node 0 `on_straggler` is called, in
-    the thread, for each rank that holds the others up. `record` is called there about every second.
-    """
+    the thread, for each rank that holds the others up. `record` is called there about every second."""
 
     def __init__(
         self,

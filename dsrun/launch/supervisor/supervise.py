@@ -2,8 +2,7 @@
 
 The process tree: this supervisor → a zygote (`dsrun.launch.workers.zygote`; not with `--no-warm` or for an external
 program) → torch.distributed.run → the ranks. A separate reaper (`dsrun.launch.supervisor.reaper`) ends all of them if
-the supervisor is killed. docs/launch.md explains signals, detection and decisions.
-"""
+the supervisor is killed. docs/launch.md explains signals, detection and decisions."""
 
 import os
 import signal
@@ -59,8 +58,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
 
     Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was asked to
     stop and goes on with the same command, 130 after Ctrl-C, 128 + n for signal n that allowed no time to save, else
-    that of the rank that failed first.
-    """
+    that of the rank that failed first."""
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder("dsrun-"))
         outer = job.env.get(variables.STOP_FILE)
@@ -242,8 +240,7 @@ class _Supervision:
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where only the program knows, if any.
 
-        Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file.
-        """
+        Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file."""
         unknown = self._job.external or self._job.node_rank != 0
         return None if unknown else self._event_writer.newest_checkpoint()
 

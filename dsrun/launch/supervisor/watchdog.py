@@ -2,8 +2,7 @@
 
 How long a rank may be silent in each phase follows from the silences that this run's ranks have come out of. Every beat
 ends a silence. Phases that have no beats of their own (an import, one large file) are silent from their beginning to
-their end. What was measured stays for later attempts, which so know how long a first step takes.
-"""
+their end. What was measured stays for later attempts, which so know how long a first step takes."""
 
 import math
 import os
@@ -176,8 +175,7 @@ class Watchdog:
         `beats` are those of the ranks that live, `states` their letters of proc(5), `computed` when they last did;
         `now` is by the clock of the beats, in seconds, as is `asked`, when the ranks were asked to stop: then they
         hang, too, where none of them so much as computes. One rank that hangs stops all others in their next collective
-        operation, so the one to blame is one that is stopped, else the one that got least far.
-        """
+        operation, so the one to blame is one that is stopped, else the one that got least far."""
         if self._looked is not None and now - self._looked > _ABSENT_S:
             self._since = now
         self._looked = now

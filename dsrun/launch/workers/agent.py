@@ -61,8 +61,7 @@ class ZygoteStarter:
     """A process that has imported what agents need, and forks them: see `dsrun.launch.workers.zygote`.
 
     Where it has imported `module` and `imports` as well, ranks that run `module` are forked too. The agent that runs
-    is this object, as there is one at a time.
-    """
+    is this object, as there is one at a time."""
 
     def __init__(self, module: str | None, imports: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> None:
         self._arguments = [module or "-", *AGENT_IMPORTS, *imports]

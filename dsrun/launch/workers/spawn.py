@@ -1,8 +1,7 @@
 """Starts the ranks of an attempt in their agent: forked from a zygote that has their imports, else spawned.
 
 Runs in `dsrun.launch.workers.zygote`. Records process ids and exit codes, one JSON object a line, in a file for
-the supervisor, which is not the parent of the ranks and could not wait for them.
-"""
+the supervisor, which is not the parent of the ranks and could not wait for them."""
 
 import json
 import os
@@ -106,8 +105,7 @@ class RecordedProcess:
 class PreforkedRank:
     """A process forked before the agent has begun anything, which waits to become a rank.
 
-    Forked this early it has none of the agent's threads, sockets and signal handlers: only the imports.
-    """
+    Forked this early it has none of the agent's threads, sockets and signal handlers: only the imports."""
 
     def __init__(self, module: str, elder: Sequence[Self] = ()) -> None:
         self._socket, theirs = socket.socketpair()

@@ -15,8 +15,7 @@ the first was killed, by the kernel for want of memory or by a user, nothing is 
 
 `python -m dsrun.launch.workers.zygote --agent ARGS…` is `python -m torch.distributed.run ARGS…` under a supervisor. It
 is torch's own agent with three differences: SIGTERM and SIGUSR1 do not end it but request a stop, which the supervisor
-forwards to the ranks; the ranks die with it; and it records how they end.
-"""
+forwards to the ranks; the ranks die with it; and it records how they end."""
 
 import json
 import os
@@ -66,8 +65,7 @@ def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0)
     """Be torch.distributed.run until it ends; returns its exit code.
 
     `ranks` processes are forked ahead to become `python -m module`; for that, whatever they need should have been
-    imported.
-    """
+    imported."""
     install_stop_handlers()
     file = os.environ.get(variables.RANKS)
     preforked = prefork(module, ranks) if module else []
@@ -115,8 +113,7 @@ def _prepare(modules: Sequence[str]) -> bool:
     """Import; returns whether ranks may be forked from here.
 
     What an import raises ends this process, and appears in the logs of the ranks that are then spawned. A module that
-    is missing is skipped.
-    """
+    is missing is skipped."""
     # A count through NVML leaves CUDA alone (torch.cuda.is_available); the ranks get their own environment.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     with without_collections(), deferred(*INITIALISING):

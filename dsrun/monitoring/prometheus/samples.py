@@ -1,8 +1,7 @@
 """Run folders as Prometheus metrics: over HTTP, or as a file for node_exporter's textfile collector.
 
 Folders are read when they are scraped. The number of time series is bounded: by `MOST_RUNS` runs, and for each by
-`MOST_RANKS` ranks, of which the most silent and the slowest are kept, and `MOST_METRICS` metrics of evaluations.
-"""
+`MOST_RANKS` ranks, of which the most silent and the slowest are kept, and `MOST_METRICS` metrics of evaluations."""
 
 import time
 from collections import Counter

@@ -1,8 +1,7 @@
 """The figures in the logs of other trainers, line by line.
 
 Known are the dicts of the Hugging Face Trainer with its tqdm bar, DeepSpeed's own lines, Megatron-LM's, torchtitan's
-and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before numbers.
-"""
+and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before numbers."""
 
 import ast
 import math

@@ -24,8 +24,7 @@ class ImportedRun:
     and lines about keys without a counterpart (`notes`) or with another meaning (`refused`).
 
     `keys` is the table of other_tools.toml, `place` where the part begins, `lines` where each key is. `kinds` says
-    what was met: packed rows, running text.
-    """
+    what was met: packed rows, running text."""
 
     tool: str
     config: Mapping[str, Any]

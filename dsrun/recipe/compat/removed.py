@@ -27,8 +27,7 @@ class RemovedCase(NamedTuple):
 
     `label` names those values for the reference (empty: every other value) and `holds` tests for them. `becomes` is the
     flag that takes over, with the same `value` or a fixed one; `weak`: it gives way to that flag. Otherwise the flag is
-    ignored for a `reason`, or refused where there is a `fix`: what to write instead.
-    """
+    ignored for a `reason`, or refused where there is a `fix`: what to write instead."""
 
     label: str
     holds: Callable[[Any], bool]
@@ -88,8 +87,7 @@ def translate(given: ParsedValue, present: Collection[str]) -> tuple[ParsedValue
     """What a given value means today, and the notice that says so.
 
     `present` names the flags given beside it. A flag of today comes back as it is. Raises UsageError for a
-    value without an equivalent.
-    """
+    value without an equivalent."""
     row = removed_flags().get(given.name)
     if row is None:
         return given, None

@@ -24,8 +24,7 @@ def upgrade_run_file(path: Path, shown: str) -> tuple[str, list[str], list[str]]
     """Rewrite the removed training flags of a run.yaml: the new text, one line for each change, and one for each flag
     that has no equivalent and was left alone. `shown` is the path as the user wrote it.
 
-    Raises UsageError for a file that `dsrun train --config` would not read either.
-    """
+    Raises UsageError for a file that `dsrun train --config` would not read either."""
     given = {each.source: each for each in read_run_file(path, shown)}
     text = yaml_text(path, shown)
     present = {each.name for each in given.values()}

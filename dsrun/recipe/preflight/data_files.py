@@ -1,8 +1,7 @@
 """One data file: what its suffix says, and whether it begins like that.
 
 Only the standard library is used and only the head of the file is read, so the launcher can refuse a mislabelled file
-in milliseconds. The training process reads the whole file and finds what lies deeper.
-"""
+in milliseconds. The training process reads the whole file and finds what lies deeper."""
 
 import codecs
 import zlib

@@ -34,8 +34,7 @@ class NodeRange:
 def node_range(flag: str | None, given: str | None, nodes: int) -> NodeRange | None:
     """The range of `flag`, of the command that starts `nodes` machines, or else that which the recipe has `given`.
 
-    Raises UsageError where these contradict each other.
-    """
+    Raises UsageError where these contradict each other."""
     if not (text := flag or given):
         return None
     _TEXTS.check("flags", flag=flag, given=given)

@@ -1,8 +1,7 @@
 """The data, model and plugin files a run names: looked at before any worker starts. Of a model in a local folder,
 whether it is one, and whether it writes text.
 
-What is told here from a few small files takes an instant; told by the libraries it comes a minute later.
-"""
+What is told here from a few small files takes an instant; told by the libraries it comes a minute later."""
 
 import re
 from pathlib import Path

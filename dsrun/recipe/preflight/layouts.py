@@ -279,8 +279,7 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
     """The keys of the source and the target text in a translation dictionary.
 
     Codes of models match the keys of data: `en_XX` and `eng_Latn` find `en`. A language that was not given is the other
-    of exactly two keys; with neither given they are taken in order.
-    """
+    of exactly two keys; with neither given they are taken in order."""
     source_key = _key(found, source, "--source-lang", where, other=target) if source else None
     target_key = _key(found, target, "--target-lang", where, other=source) if target else None
     if source_key is None or target_key is None:

@@ -2,8 +2,7 @@
 
 dsrun reads JSON, CSV and text itself rather than through the builders of `datasets`: those guess types (the words "NA"
 and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a broken line for a reason to re-read the
-file as something else, and do not name the line.
-"""
+file as something else, and do not name the line."""
 
 import csv
 import gzip
@@ -72,8 +71,7 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: ReadPosition
 def sample_of(rows: Iterable[tuple[str, RawRow]]) -> tuple[list[str], RawRow]:
     """The columns found in the first rows, and a row made of the first value of each.
 
-    JSON lines need not all have the same keys, and a value may be missing in the very first.
-    """
+    JSON lines need not all have the same keys, and a value may be missing in the very first."""
     sample: RawRow = {}
     for _, row in islice(rows, SAMPLE_ROWS):
         for column, value in row.items():
@@ -112,8 +110,7 @@ def check_columns(paths: Sequence[Path], wanted: Sequence[str]) -> None:
 def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, str]]:
     """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
 
-    Read as bytes and not as text: a text file does not know where in it the next line begins.
-    """
+    Read as bytes and not as text: a text file does not know where in it the next line begins."""
     number, offset = start
     try:
         with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:

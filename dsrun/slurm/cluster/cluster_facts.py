@@ -18,8 +18,7 @@ class GpuGroup:
     """GPUs of one type on one node; `type` as GRES spells it, None where it is untyped.
 
     `model` is the GPU's name, `capability` its compute capability and `memory` the GiB of one, several where the name
-    fits several products. They are None and () where neither the type nor the node's features tell.
-    """
+    fits several products. They are None and () where neither the type nor the node's features tell."""
 
     type: str | None
     count: int
@@ -39,8 +38,7 @@ class Partition:
     """One partition. Times in seconds, memory in MiB, infinity for no limit; None where nothing is said.
 
     `accounts`, `qos` and `groups` are the only ones that may use it, () where all may; `denied_accounts` and
-    `denied_qos` may not. `time_default` is the limit of a job that asks for none.
-    """
+    `denied_qos` may not. `time_default` is the limit of a job that asks for none."""
 
     name: str
     state: str
@@ -72,8 +70,7 @@ class SlurmNode:
     """One node: cores as SLURM schedules them (hardware threads, where it counts these), memory in MiB.
 
     `memory` is what jobs may have of it; `resources` are the names of its generic resources. `state` is scontrol's,
-    "IDLE+DRAIN"; `reason` says why it is down.
-    """
+    "IDLE+DRAIN"; `reason` says why it is down."""
 
     name: str
     state: str
@@ -144,8 +141,7 @@ class ClusterFacts:
     """A cluster at one moment; `accounting` None where it keeps none, or does not answer.
 
     `reservations` are their names, `licenses` the totals by name, None where SLURM did not say. `all_limits`: sbatch
-    takes a list of partitions only if the job keeps the limits of each (EnforcePartLimits=ALL).
-    """
+    takes a list of partitions only if the job keeps the limits of each (EnforcePartLimits=ALL)."""
 
     name: str
     version: str
@@ -181,8 +177,7 @@ class ClusterFacts:
     def cores_per_gpu(self, partition: str | None = None, fits: NodeTest | None = None) -> int | None:
         """Cores that go with one GPU on the poorest node with GPUs of a partition that fits; None without GPUs.
 
-        The poorest, for a request for more would leave its last GPUs unusable.
-        """
+        The poorest, for a request for more would leave its last GPUs unusable."""
         found = self.partition(partition)
         rich = [node for node in filter(fits, self.nodes_of(found)) if node.gpu_count] if found else []
         cap = found.max_cpus_per_node if found else NO_LIMIT

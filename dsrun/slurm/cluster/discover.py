@@ -37,8 +37,7 @@ def discover(*, with_accounting: bool = True) -> ClusterFacts:
 
     An accounting database that does not answer, reservations and licences that cannot be read are left out: they are
     no reason not to look at the rest. Raises MissingError where there is no SLURM, and ToolError when the controller
-    does not answer.
-    """
+    does not answer."""
     config = slurm.run_tool(["scontrol", "show", "config"])
     with ThreadPoolExecutor() as pool:  # each of sacctmgr's answers takes a fifth of a second
         accounting = pool.submit(_accounting, settings(config)) if with_accounting else None

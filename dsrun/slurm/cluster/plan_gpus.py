@@ -14,8 +14,7 @@ def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[s
     """What was given, with --gpus, --gpu-memory and --host-memory filled in from the cluster's nodes.
 
     Raises UsageError where the cluster has several kinds of GPUs and none is named, for GPUs that it does not have,
-    for more nodes than it has of them, and for GPUs whose model SLURM does not know.
-    """
+    for more nodes than it has of them, and for GPUs whose model SLURM does not know."""
     from dsrun.slurm.cluster.discover import discover
 
     return with_facts(given, discover(with_accounting=False), notify)

@@ -1,8 +1,7 @@
 """The user's jobs as the queue and the accounting know them, joined with their run folders; and the one job that
 `jobs ID`, or --job of another command, names.
 
-A run folder is read from the job's script: what dsrun's own script exports, or what --output says.
-"""
+A run folder is read from the job's script: what dsrun's own script exports, or what --output says."""
 
 import os
 import re
@@ -33,8 +32,7 @@ _ANSI = re.compile(r"\$'((?:\\.|[^'\\])*)'")
 def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str]) -> str | None:
     """The absolute path of the job's run folder; None where the script does not say, or not in words we read.
 
-    `variables` are those the job's shell has, as far as they are known; PWD is `work_dir`.
-    """
+    `variables` are those the job's shell has, as far as they are known; PWD is `work_dir`."""
     known = {**variables, "PWD": work_dir}
     body = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     for pattern in (_EXPORT, _FLAG):
@@ -48,8 +46,7 @@ def job_output_folder(script: str, *, work_dir: str, variables: Mapping[str, str
 def job_environment(*, label: str, number: str, name: str) -> dict[str, str]:
     """What a job's shell has by its number: `label` is "6_1" for a task of an array, else the `number` itself.
 
-    "job" is dsrun's own name for the label in the script it renders.
-    """
+    "job" is dsrun's own name for the label in the script it renders."""
     array, _, task = label.partition("_")
     own = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if task else {}
     return {"SLURM_JOB_ID": number, "SLURM_JOBID": number, "SLURM_JOB_NAME": name, "job": label, **own}
@@ -62,8 +59,7 @@ def _requoted(ansi: re.Match[str]) -> str:
 def shell_word(text: str, variables: Mapping[str, str]) -> str | None:
     """The first shell word of `text` with its variables filled in; None when one of them is not known.
 
-    Other expansions (commands, arithmetic, ${x:-y}) are not done: None for these too.
-    """
+    Other expansions (commands, arithmetic, ${x:-y}) are not done: None for these too."""
     first = next(iter(commands(_ANSI.sub(_requoted, text))), None)
     word = expand(first.words[0], variables) if first else ""
     return None if re.search(r"[$`]", word) else live(word)
@@ -85,8 +81,7 @@ class SlurmJob:
 
     Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
     known, `cause` that of the failure it ended or waits with (a code of docs/diagnose.md), `finished` whether the run
-    reached its end. `expected_start` is when SLURM expects a waiting job to start.
-    """
+    reached its end. `expected_start` is when SLURM expects a waiting job to start."""
 
     id: str
     number: str
@@ -126,8 +121,7 @@ class SlurmJob:
 def read_rows(rows: Iterable[Sequence[str]], *, recorded: bool = False) -> list[SlurmJob]:
     """Jobs from the rows of squeue, or of sacct (`recorded`).
 
-    The accounting keeps why a job last waited, and shows it for ever: that counts only while the job waits.
-    """
+    The accounting keeps why a job last waited, and shows it for ever: that counts only while the job waits."""
     jobs = [_job(["" if field in _NOTHING else field for field in row]) for row in rows]
     return [replace(job, reason="") if recorded and job.state != "PENDING" else job for job in jobs]
 
@@ -150,8 +144,7 @@ def merge_jobs(
 ) -> list[SlurmJob]:
     """Each job once, as the queue has it where both do: running ones first, then waiting, then the last to end.
 
-    Jobs that ended before `since` (local time) are left out.
-    """
+    Jobs that ended before `since` (local time) are left out."""
     jobs = {job.id: job for job in recorded} | {job.id: job for job in queued}
     # Times in ISO format sort as text; a job without one stays.
     first = since.isoformat() if since else ""
@@ -184,8 +177,7 @@ def my_jobs(
 
     Of those that are `wanted` the first `limit`; the controller is asked for the scripts of only these. With `job_id`
     that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError without SLURM, and
-    ToolError when the controller does not answer.
-    """
+    ToolError when the controller does not answer."""
     queued = read_rows(slurm.queue(_SQUEUE, job_id=job_id))
     try:
         recorded = read_rows(slurm.history(_SACCT, hours=hours, job_id=job_id) or (), recorded=True)

@@ -23,8 +23,7 @@ class JobStatus:
     """A job, or one task of an array, whose `label` is then "6_1".
 
     `exit_code` and `signal` as SLURM gives them; `log` is None while SLURM does not know its name. `user` is "" where
-    the accounting alone knows the job.
-    """
+    the accounting alone knows the job."""
 
     label: str
     state: str

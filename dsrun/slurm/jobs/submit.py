@@ -1,8 +1,7 @@
 """Submitting a job, testing whether it could start, and following it to its end: states, log and exit code.
 
 The controller is queried now and then (`sbatch --wait` backs off: it noticed the end of a 15 s job after 42 s). A
-requeue, a controller that is away for a while, and a controller that has forgotten the job are all survived.
-"""
+requeue, a controller that is away for a while, and a controller that has forgotten the job are all survived."""
 
 import re
 import time
@@ -34,8 +33,7 @@ def submit(script: str, extra: Sequence[str] = (), *, notify: Callable[[str], No
     """Submit the text `script` with the further options `extra` and return the job's number.
 
     `notify` gets what sbatch remarks. Raises ToolError with SLURM's reason when it refuses the job, and MissingError
-    where there is no SLURM.
-    """
+    where there is no SLURM."""
     answer = _sbatch(["--parsable", *extra], script)
     found = _NUMBER.fullmatch(answer.stdout.strip().rpartition("\n")[2])
     if answer.returncode != 0 or not found:
@@ -155,8 +153,7 @@ def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callab
     """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
 
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
-    know, and ToolError when SLURM no longer knows how it ended.
-    """
+    know, and ToolError when SLURM no longer knows how it ended."""
     monitor, tails = JobMonitor(job_id), dict[str, LineTail]()
 
     def show_logs(*, last: bool = False) -> None:

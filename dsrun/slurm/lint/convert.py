@@ -1,7 +1,6 @@
 """The arguments of `dsrun render-slurm` for the job of another script, where that is understood whole.
 
-The program gets the same arguments and variables. Everything else is refused with its line.
-"""
+The program gets the same arguments and variables. Everything else is refused with its line."""
 
 import re
 from collections.abc import Iterator

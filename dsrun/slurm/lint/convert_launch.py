@@ -1,7 +1,6 @@
 """The program behind a launch as `dsrun render-slurm` takes it, with what the launcher would have set for it.
 
-A word is read as it is written: its text if no shell would change it, else the variables in it.
-"""
+A word is read as it is written: its text if no shell would change it, else the variables in it."""
 
 import os
 import re

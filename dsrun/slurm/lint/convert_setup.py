@@ -140,8 +140,7 @@ class ScriptSetup:
 def read_setup(found: Sequence[ShellCommand], launch: int, *, moved: bool = False) -> ScriptSetup:
     """What the commands do; `launch` is the place of the launch, `moved` whether --chdir is given.
 
-    Raises NotConverted for what is not converted.
-    """
+    Raises NotConverted for what is not converted."""
     setup = ScriptSetup(any(each.words[:2] == ("conda", "activate") for each in found), moved)
     condition = None
     rest = iter(enumerate(found))

@@ -30,8 +30,7 @@ class ScriptCommand:
     expanded the words: the batch shell, or one of each task (step). `assigns` are the variables that it sets in its
     shell. `blocks` are the loops, conditions and functions around it, the outermost first. `unset` are variables in it
     that have no value there, `unseen` also those to which a file that the script sources may give one, `unexported`
-    those that the batch shell has set for itself alone. `last`: none is behind it in its shell.
-    """
+    those that the batch shell has set for itself alone. `last`: none is behind it in its shell."""
 
     line: int
     kind: LauncherKind | None

@@ -27,8 +27,7 @@ ScriptProblem = tuple[int, str, dict[str, Any]]
 class SbatchDirective:
     """One option in an #SBATCH line: its long name, or as written where sbatch has no such option.
 
-    Of a word that belongs to no option `option` is "". `lacks`: it needs a value, and has none.
-    """
+    Of a word that belongs to no option `option` is "". `lacks`: it needs a value, and has none."""
 
     line: int
     option: str
@@ -43,8 +42,7 @@ class JobScript:
 
     `commands` are those of the batch shell as they are written, `started` those of all shells, with their values. Of a
     heterogeneous job the directives are those of its first part. `exported` are the batch shell's exports, `arrays` its
-    lists; `unclosed` is the line of a block that nothing ends.
-    """
+    lists; `unclosed` is the line of a block that nothing ends."""
 
     text: str
     directives: tuple[SbatchDirective, ...]

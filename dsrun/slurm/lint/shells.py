@@ -1,7 +1,6 @@
 """Which shell of a job expands what: the commands of a script, each with the values that its variables have there.
 
-A value is known where it was assigned before, in no loop, condition or function that may not have run.
-"""
+A value is known where it was assigned before, in no loop, condition or function that may not have run."""
 
 import re
 from collections.abc import Iterator, Sequence

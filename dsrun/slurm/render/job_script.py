@@ -1,7 +1,6 @@
 """SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one.
 
-A script of --inline has, of slurm/*.bash, the functions that it calls, itself or through others.
-"""
+A script of --inline has, of slurm/*.bash, the functions that it calls, itself or through others."""
 
 import re
 import shlex

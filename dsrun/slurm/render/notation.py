@@ -2,8 +2,7 @@
 resources, nodes and mail.
 
 Tried against sbatch 22.05. What it does not take is refused with the option's name; its own words are "Job dependency
-problem", or for node[2-1] "memory allocation failure".
-"""
+problem", or for node[2-1] "memory allocation failure"."""
 
 import re
 import shlex
@@ -59,8 +58,7 @@ _LONGEST = 4096
 def shell_quote(value: object) -> str:
     """`value` as one word of a bash script, which stands for exactly this text and runs nothing.
 
-    Raises UsageError for a NUL, which no argument can hold.
-    """
+    Raises UsageError for a NUL, which no argument can hold."""
     text = str(value)
     if "\0" in text:
         raise UsageError(f"{text!r} contains a NUL character, which no argument can")
@@ -76,8 +74,7 @@ def directive_value(value: object, where: str) -> str:
 
     sbatch reads quotes, backslashes and # there by rules of its own: a backslash escapes the next character also
     between single quotes, and nothing can continue a line. Raises UsageError, naming `where`, for what no such line
-    can hold.
-    """
+    can hold."""
     text = str(value)
     if _CONTROL.search(text):
         raise UsageError(f"{where}: {text!r} contains a line break or control character, which no #SBATCH line can")
@@ -111,8 +108,7 @@ def parse_gpus(text: str) -> tuple[str | None, int] | None:
 def time_limit(text: str) -> int | None:
     """Seconds of a time limit as sbatch reads it, 0 for none at all; None for what it does not take.
 
-    The forms are those of sbatch's manual page: minutes, M:SS, H:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
-    """
+    The forms are those of sbatch's manual page: minutes, M:SS, H:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
     text = text.strip()
     if text.lower() in UNLIMITED:
         return 0

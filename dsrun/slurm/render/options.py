@@ -14,8 +14,7 @@ class SlurmSpec:
 
     In options.toml `sbatch` is the long option of sbatch that gets the value unchanged, `short` its letter; `resource`
     is one that several options ask for, of which the strongest place may name another one than a weaker place;
-    `by_sbatch`: --sbatch takes it, too.
-    """
+    `by_sbatch`: --sbatch takes it, too."""
 
     job_name: str | None = None
     comment: str | None = None

@@ -2,8 +2,7 @@
 on what was chosen or is missing here.
 
 Where sbatch is called the same user has the same environment and mostly the same file systems as on the nodes, so what
-is missing here is an error. Absolute paths may be on the nodes' own disks.
-"""
+is missing here is an error. Absolute paths may be on the nodes' own disks."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class ClusterSite:
     that the slowest checkpoint of an earlier run took. `python` is the interpreter of the workers, `own_python` the
     one that has dsrun. `functions` is where the nodes find the shell functions that scripts call. `user` and `command`
     rendered it, in the folder `cwd`; None where that is not known on the cluster. `has_dsrun`: the Python of the
-    workers, if no image brings it, has this dsrun.
-    """
+    workers, if no image brings it, has this dsrun."""
 
     python: str = sys.executable
     own_python: str = sys.executable

@@ -121,8 +121,7 @@ def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
     """The spec of what was given, the strongest place first; lists of one place replace those of a weaker one.
 
     All GPUs are those of `gpus_per_node` or `gres` in it, whatever asked for them. Raises UsageError for a value that
-    its option does not take, and for options that contradict each other.
-    """
+    its option does not take, and for options that contradict each other."""
     spec, where = filled(SlurmSpec, _strongest(places))
     named = [name for name in ("gpus_per_node", "gpus", "gpus_per_task") if getattr(spec, name) is not None]
     if named:

@@ -16,8 +16,7 @@ def leave_init_behind() -> None:
     This one stays as an init: it forwards signals to that child, waits for orphans, and ends with the child's exit
     code, 128 + n for signal n. To process 1 itself the kernel delivers no signal that has no handler, and it makes
     every orphan its child, which stays a zombie until it is waited for. A process that has children of its own to wait
-    for cannot do that: it would take the exit codes that subprocess looks for.
-    """
+    for cannot do that: it would take the exit codes that subprocess looks for."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns an exit code
     awaited = (*FORWARDED, signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)

@@ -52,8 +52,7 @@ def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence
     """Have `handler` called for `signals` in here, and what handled them before afterwards.
 
     Python allows handlers in the main thread only; elsewhere signals keep their meaning. A signal that is ignored
-    stays so: under `nohup` a hang-up must not stop the run.
-    """
+    stays so: under `nohup` a hang-up must not stop the run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,8 +92,7 @@ def run_foreground(
     Returns its exit code, 128 + n for death by signal n. Stop signals reach its process group as `stop`; `grace_s`
     seconds after the first one, or at the third, the session is killed. Then KeyboardInterrupt is raised. It is stopped
     likewise, without that, once `until` is true. Should this process be killed outright, the kernel sends the child
-    SIGTERM.
-    """
+    SIGTERM."""
     stops: list[int] = []
     with handling(lambda signum, _: stops.append(signum), STOP_SIGNALS):
         process = subprocess.Popen(
@@ -152,8 +150,7 @@ def capture(
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` to its end with `changes` to the environment; its stdin is the file `feed`, or nothing.
 
-    Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program.
-    """
+    Raises ToolError when it takes longer than `seconds` and MissingError when there is no such program."""
     try:
         with feed.open("rb") if feed else nullcontext(subprocess.DEVNULL) as stdin:
             return subprocess.run(

@@ -4,8 +4,7 @@ Run as a program, this is an exec trampoline: `python -I -S process_end.py PAREN
 to the life of process PARENT.
 
 A file of its own and not a preexec_fn, because Python code between fork and exec may deadlock in a program
-with threads; the standard library only, because it runs before any environment of the child counts.
-"""
+with threads; the standard library only, because it runs before any environment of the child counts."""
 
 import ctypes
 import os
@@ -24,8 +23,7 @@ def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
     """Have the kernel send this process `signum` when its parent dies; no effect outside Linux.
 
     `parent` is the process id of the parent as last known: if it is gone already, the signal is sent at once.
-    The kernel means the thread that forked, so that thread must live as long as the parent itself.
-    """
+    The kernel means the thread that forked, so that thread must live as long as the parent itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
         if os.getppid() != parent:
@@ -60,8 +58,7 @@ def end(code: int) -> NoReturn:
 
     Threads of NCCL, wandb and data loaders can keep a finished interpreter alive for minutes. Those of gloo, which live
     as long as anybody holds a process group (DeepSpeed does), can come to drop a tensor while it is taken apart, and
-    then abort a process whose work is done: "terminate called without an active exception".
-    """
+    then abort a process whose work is done: "terminate called without an active exception"."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

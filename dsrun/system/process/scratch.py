@@ -1,8 +1,7 @@
 """Temporary folders of dsrun's processes, and those that killed ones have left.
 
 A process holds its folder locked (flock) as long as it lives: whoever gets that lock may remove the folder. On a
-network file system a lock may hold on one machine only: the one that made a folder there knows whether it is left.
-"""
+network file system a lock may hold on one machine only: the one that made a folder there knows whether it is left."""
 
 import fcntl
 import os

@@ -1,8 +1,7 @@
 """What people read: text without control characters; figures, sizes and durations; and how text fits a terminal: lines
 that end between words, tables whose rows fold. Nothing is cut and nothing left out.
 
-Elsewhere (a file, a pipe, a log) each item is one line of any length, which grep finds.
-"""
+Elsewhere (a file, a pipe, a log) each item is one line of any length, which grep finds."""
 
 import math
 import os
@@ -30,8 +29,7 @@ def printable(text: str, *, keep: str = "\t") -> str:
     """`text` for a terminal: colours are left out, and all other control characters but `keep` become visible escapes.
 
     For what a file, a log or another machine says, which could otherwise move the cursor, set the title, write to the
-    clipboard, or pretend to be further lines.
-    """
+    clipboard, or pretend to be further lines."""
     plain = _COLOURS.sub("", text).encode("utf-8", "backslashreplace").decode("utf-8")  # halves of surrogate pairs
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), plain)
 

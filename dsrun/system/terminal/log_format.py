@@ -5,8 +5,7 @@ Field names and values as in https://www.elastic.co/docs/reference/ecs, order as
 DSRUN_LOG_FORMAT carries the format to all processes of a run.
 
 What torch and its companions say of their own affairs, which a user cannot act on, is in either format kept by logs
-and not shown on terminals.
-"""
+and not shown on terminals."""
 
 import json
 import math

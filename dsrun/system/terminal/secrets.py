@@ -1,8 +1,7 @@
 """Secrets: what is one, by the name of its key or by its form; commands, settings and text without them.
 
 Every printer, recorder and error passes what it shows through `without_tokens`, `masked` or `masked_values`. What
-writes a file for others refuses a command that `masked` changes: a job that gets `***` for a password fails.
-"""
+writes a file for others refuses a command that `masked` changes: a job that gets `***` for a password fails."""
 
 import json
 import re

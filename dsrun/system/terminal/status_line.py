@@ -1,7 +1,6 @@
 """What is being done, said while nothing else is written: a spinner on a terminal, a plain line now and then elsewhere.
 
-Whoever else writes to that terminal in this process does so within `writing`, so that no line is torn.
-"""
+Whoever else writes to that terminal in this process does so within `writing`, so that no line is torn."""
 
 import os
 import threading

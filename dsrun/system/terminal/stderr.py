@@ -1,7 +1,6 @@
 """Lines on stderr: errors, notes and what belongs to them; as JSON with --log-format json.
 
-A closed terminal changes neither a run nor its exit code.
-"""
+A closed terminal changes neither a run nor its exit code."""
 
 import os
 import sys

@@ -37,8 +37,7 @@ def assemble(parts: Sequence[Path], into: Path, request: WheelRequest) -> Path:
     Every file comes from the first part that has it; DeepSpeed's table of installed operations is the union. The
     wheel requires the minor version of torch that it was compiled against, its platform tag says which glibc it needs,
     and `.dist-info/dsrun.json` records what it was built from. Files are sorted, dated 1980 and have plain permissions,
-    so equal contents give equal bytes. Raises ToolError when the parts differ in anything but their libraries.
-    """
+    so equal contents give equal bytes. Raises ToolError when the parts differ in anything but their libraries."""
     contents: ArchiveContents = {}
     tables: list[str] = []
     for part in parts:
@@ -111,8 +110,7 @@ def platform_tag(libraries: Mapping[str, bytes], built: str) -> str:
 
     By auditwheel's policies it is the oldest manylinux whose glibc and libstdc++ have every symbol version that the
     libraries ask for; torch's libraries and the system's do not count. `built` stays where no policy fits, or where
-    this machine would refuse the tag: a compiler may bring a newer libstdc++ than the system's.
-    """
+    this machine would refuse the tag: a compiler may bring a newer libstdc++ than the system's."""
     from auditwheel.architecture import Architecture
     from auditwheel.libc import Libc
     from auditwheel.policy import WheelPolicies
@@ -166,8 +164,7 @@ def wrong_with_wheel(report: WheelReport, request: WheelRequest, ops: Sequence[D
 def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
     """Capabilities for which an operation must hold SASS, and PTX, when TORCH_CUDA_ARCH_LIST is `archs`.
 
-    `lowest`: the operation's own builder leaves out everything below.
-    """
+    `lowest`: the operation's own builder leaves out everything below."""
     entries = [entry.partition("+") for entry in archs.split(";") if entry]
     kept = [(cc, suffix) for cc, _, suffix in entries if lowest is None or Version(cc) >= Version(lowest)]
     return {cc for cc, _ in kept}, {cc for cc, suffix in kept if suffix == "PTX"}

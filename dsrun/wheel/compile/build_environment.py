@@ -53,8 +53,7 @@ def build_environment(
 
     `compilers`: CXX, CC and PYTORCH_NVCC, which call a compiler cache themselves. Every operation is switched
     explicitly: DeepSpeed reads 0 and unset differently when DS_BUILD_OPS is set. What is in the environment for
-    somebody else's build is dropped.
-    """
+    somebody else's build is dropped."""
     wanted = {op.name for op in ops}
     package = wheel_package(request.package)
     dropped = (*_PREFIXES, *package.variables)
@@ -100,8 +99,7 @@ class WheelRequest:
     nvcc: version of the compiler, both "" on CPU. python: interpreter tag ("cp311"). platform: kernel, machine and C
     library. archs: TORCH_CUDA_ARCH_LIST as DeepSpeed takes it ("8.0;9.0+PTX"), "" on CPU. ops: names, sorted. cpu:
     instruction set of the host code. compiler: kind and version of the C++ compiler. symbols: whether debug symbols
-    stay in. environment: search paths of headers and libraries that the compilers saw.
-    """
+    stay in. environment: search paths of headers and libraries that the compilers saw."""
 
     package: str = DEEPSPEED
     version: str
@@ -145,8 +143,7 @@ class WheelRequest:
         """Local version: "cu130torch2.13.sm80.sm90.k1a2b3c4d", "cputorch2.13.x8664v3.k1a2b3c4d".
 
         The last part is the beginning of the key: different wheels have different versions, so that pip replaces one
-        by the other. Only letters, digits and dots, and numbers without zeros in front, as PEP 440 wants it.
-        """
+        by the other. Only letters, digits and dots, and numbers without zeros in front, as PEP 440 wants it."""
         torch = ".".join(re.findall(r"\d+", self.torch)[:2])
         if self.accelerator == "cuda":
             # `9.0+PTX` is sm90ptx: code for 9.0 and PTX that later GPUs can compile.

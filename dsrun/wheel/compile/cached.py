@@ -23,8 +23,7 @@ def build_root() -> Path:
     """Where folders of builds are made: the system's temporary folder (TMPDIR).
 
     setuptools splits CC at spaces and torch passes it on as it is, so it cannot be quoted: a temporary folder whose
-    path would need quotes is replaced by /tmp.
-    """
+    path would need quotes is replaced by /tmp."""
     root = tempfile.gettempdir()
     return Path(root if _PLAIN.fullmatch(root) else "/tmp")
 

@@ -76,8 +76,7 @@ def group_ops(ops: Sequence[DeepspeedOp]) -> list[tuple[DeepspeedOp, ...]]:
 
     Apart, because a builder that drops architectures writes the rest into TORCH_CUDA_ARCH_LIST for all that come
     after it, and because DeepSpeed compiles one operation after the other however many cores there are. Those that
-    take longest come first.
-    """
+    take longest come first."""
     if ops[0].package != DEEPSPEED:
         return [tuple(ops)]
     together = tuple(sorted((op for op in ops if op.name in _TOGETHER), key=lambda op: op.name))
@@ -95,8 +94,7 @@ def plan_processes(
 ) -> tuple[list[CompileProcess], int]:
     """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
 
-    The compilers' wrappers, and where torch needs one a CUDA_HOME of links, are written there.
-    """
+    The compilers' wrappers, and where torch needs one a CUDA_HOME of links, are written there."""
     context = build.context
     labels = [_names(group) for group in groups]
     trees = [folder / "trees" / label for label in labels]  # setup.py writes into its own
@@ -186,8 +184,7 @@ def build_wheel(
 
     Operations that are among `parts` are not compiled again. `on_event` is called from another thread with every event.
     Raises ToolError in one line when a compiler fails or the wheel is not what was requested, OSError for files that
-    cannot be written (`failure.explaining`), KeyboardInterrupt when it was stopped; no process is left behind.
-    """
+    cannot be written (`failure.explaining`), KeyboardInterrupt when it was stopped; no process is left behind."""
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     keys = {group: part_request(build.request, group).key for group in group_ops(build.ops)}
     ready = {group: part for group, key in keys.items() if (part := parts.find(key))}

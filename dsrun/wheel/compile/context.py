@@ -32,8 +32,7 @@ _LESS = "knl"
 def node_level(features: Iterable[str]) -> str | None:
     """The highest level that one node's features imply; None when none of them names a processor.
 
-    Features mean "at least": a node called `avx2` and `genoa` has what a Genoa has. A level is its own feature.
-    """
+    Features mean "at least": a node called `avx2` and `genoa` has what a Genoa has. A level is its own feature."""
     levels = {word.strip().lower().replace("_", "-") for word in features}
     table: dict[str, list[str]] = read_toml(data_folder("build") / "cpu.toml")["features"]
     known = {word.replace("_", "-"): level for level, names in table.items() for word in (level, *names)}

@@ -44,8 +44,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Bu
 
     A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
     else of a linker or another tool, else the last Python error, of a build that failed by itself: those that were
-    ended because of it complain of that.
-    """
+    ended because of it complain of that."""
     failed = {label for label, code in codes.items() if code}
     found: dict[str, BuildFailure] = {}
     for label, raw in lines:

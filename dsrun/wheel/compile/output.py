@@ -24,8 +24,7 @@ class BuildEvent:
     """A build or a library begins, a file is finished, a build has ended, or was not needed ("reused").
 
     `file` and its number `done` of `total` for "file"; `code` for "end"; `name` is the build's label or the library's
-    name without its package.
-    """
+    name without its package."""
 
     kind: Literal["begin", "library", "file", "end", "reused"]
     label: str
@@ -131,8 +130,7 @@ OnEvent = Callable[[BuildEvent, BuildTracker], None]
 def follow(pipe: IO[bytes], log: IO[str], tracker: BuildTracker, on_event: OnEvent, codes: dict[str, int]) -> None:
     """Log every line the parallel builds write into `pipe`, and call `on_event` for each event.
 
-    `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.
-    """
+    `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written."""
     try:
         for raw in pipe:
             line = raw.decode(errors="replace")

@@ -4,8 +4,7 @@ PLAN: {"width": N, "builds": [{"label", "argv", "cwd", "env"}, …]}. Every line
 `LABEL<TAB>line`; `LABEL<TAB>!begin` and `LABEL<TAB>!end CODE` stand around it. After the first build that fails no
 other is started, those that run are ended, and the exit code is 1. SIGTERM, which the kernel sends when dsrun dies,
 ends all of them. Each build leads a process group, so that its end is also that of ninja and the compilers below it,
-which would go on to the last file. The standard library only: it runs for a build's whole time.
-"""
+which would go on to the last file. The standard library only: it runs for a build's whole time."""
 
 import json
 import os

@@ -29,8 +29,7 @@ from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_s
 
 def jobs(cores: int, memory_bytes: int, each: int) -> int:
     """Compilers to run at once, at least 1, on `cores` cores with `memory_bytes` of free memory, of which one needs
-    `each`. One nvcc must not compile for several GPUs at once (DS_NVCC_THREADS, --threads).
-    """
+    `each`. One nvcc must not compile for several GPUs at once (DS_NVCC_THREADS, --threads)."""
     return max(1, min(cores, memory_bytes // each))
 
 
@@ -46,8 +45,7 @@ class BuildPlan:
 def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> BuildPlan:
     """Decide everything about the wheel that `options` ask for. Nothing is compiled beyond probes of a few lines.
 
-    Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
-    """
+    Raises UsageError, MissingError or ToolError in one line for whatever cannot be built."""
     diagnostics = BuildDiagnostics()
     package = wheel_package(options.package or DEEPSPEED)
     if package.name != DEEPSPEED and options.ops is not None:

@@ -2,8 +2,7 @@
 
 Two thirds of the time of a file of DeepSpeed is torch/extension.h (22 of 32 CPU seconds with gcc 12 and torch 2.13).
 It is compiled once for each set of flags, and the objects are byte for byte those that gcc writes without: where flags
-or macros do not fit, gcc reads the header itself (its manual, Precompiled Headers). The standard library only.
-"""
+or macros do not fit, gcc reads the header itself (its manual, Precompiled Headers). The standard library only."""
 
 import fcntl
 import hashlib

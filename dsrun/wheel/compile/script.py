@@ -28,8 +28,7 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     """A POSIX shell script that does what `build` would do in `environ`.
 
     It compiles each operation into a part, keeps it among `parts`, and then runs the command `again`, which merges them
-    into the wheel.
-    """
+    into the wheel."""
     request = build.request
     source = (request.package, str(build.context.python))
     folder = build_root() / f"{PREFIX}{request.key}-{uuid.uuid4().hex[:8]}"

@@ -1,7 +1,6 @@
 """The scripts in front of a build's compilers: they set the processor, and keep the build's paths out of its output.
 
-The same source gives the same bytes in any folder.
-"""
+The same source gives the same bytes in any folder."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,7 @@ def prefix_maps(folder: Path, trees: Sequence[Path], site_packages: Path) -> lis
     """Flags for gcc and clang that shorten paths in __FILE__ and in debug information.
 
     Those of the build `folder`, of its source `trees` (whether or not a compiler cache made them relative) and of the
-    environment's `site_packages`, where torch's headers are. Of several maps that fit, compilers take the last.
-    """
+    environment's `site_packages`, where torch's headers are. Of several maps that fit, compilers take the last."""
     relative = ["/".join([".."] * depth) for depth in range(1, _DEPTH + 1)]
     return [f"-ffile-prefix-map={path}=." for path in (*relative, site_packages, folder, *trees)]
 
@@ -49,8 +47,7 @@ def write_nvcc_wrapper(
     their own. The line tables of GPU code hold whole paths, too: without `debug`, -lineinfo is dropped. `archs`: flags
     in the place of every -gencode, which a setup.py may have chosen by itself, and of --threads, as memory is counted
     for one. `standard`: the C++ standard in the place of an older one. sccache does not support nvcc's flags for
-    dependencies (torch.utils.cpp_extension, _write_ninja_file).
-    """
+    dependencies (torch.utils.cpp_extension, _write_ninja_file)."""
     command = shlex.join([*([str(cache)] if cache and cache.name == "ccache" else []), str(real)])
     # The oldest do not hand it on.
     answer = asked([str(nvcc.path), "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"])
@@ -83,8 +80,7 @@ def compiler_environment(
     flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
     begins with the key, adds `append` to every call, takes `standard` for an older C++ standard, and runs `launcher`
     (ccache) in front of the real compiler, which so sees the rewritten flags. They keep the compilers' own names, by
-    which torch and nvcc know them.
-    """
+    which torch and nvcc know them."""
     known = resolve_level(cxx, level)
     compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
     for real in set(compilers.values()):

@@ -114,8 +114,7 @@ def env_value(archs: Iterable[CudaArch]) -> str:
     """TORCH_CUDA_ARCH_LIST as DeepSpeed's parser takes it: `X.Y` or `X.Y+PTX`, ";" between, nothing else.
 
     Names, "9.0a", commas, a blank beside ";" and a ";" at the end make it fail with a bare ValueError
-    (deepspeed/ops/op_builder/builder.py, compute_capability_args).
-    """
+    (deepspeed/ops/op_builder/builder.py, compute_capability_args)."""
     return ";".join(str(arch) for arch in union(archs))
 
 
@@ -123,8 +122,7 @@ def runs_on(built: CudaArch, wanted: ComputeCapability) -> bool:
     """Whether a GPU of capability `wanted` runs code compiled for `built`.
 
     Complete code (SASS) runs on GPUs of the same major and an equal or later minor version, on Tegra only on
-    its own; PTX is compiled for any later GPU when it is loaded (CUDA C++ Programming Guide, "Compatibility").
-    """
+    its own; PTX is compiled for any later GPU when it is loaded (CUDA C++ Programming Guide, "Compatibility")."""
     if built.ptx and wanted >= built.capability:
         return True
     if built.capability in tegra() or wanted in tegra():
@@ -142,8 +140,7 @@ def parse_archs(text: str, flag: str = "--arch") -> CudaArchs:
     """The architectures that `text` lists: GPU names, generations and capabilities in any mix.
 
     "," or ";" stands between them, between capabilities also a blank; "+PTX" may follow each. Raises UsageError
-    for an empty list and for what is not known for certain, with what may have been meant; `flag` is where it stood.
-    """
+    for an empty list and for what is not known for certain, with what may have been meant; `flag` is where it stood."""
     try:
         return _listed(text)
     except UsageError as error:

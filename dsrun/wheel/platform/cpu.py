@@ -26,8 +26,7 @@ _LADDERS = (("x86-64", *TABLES["x86"]), ("armv8-a", *TABLES["arm"]))
 class CpuLevel:
     """A CPU level as a compiler takes it: `flag` ("-march=x86-64-v3") and DeepSpeed's define for its vectors.
 
-    Both are empty for "native": DeepSpeed's own flags stay.
-    """
+    Both are empty for "native": DeepSpeed's own flags stay."""
 
     name: str
     flag: str
@@ -49,8 +48,7 @@ def host_level(cpuinfo: str) -> str:
     """The level of the machine whose /proc/cpuinfo has the text `cpuinfo`.
 
     The lowest of its processors counts, for big and little cores. "native" on a machine of another kind, for whose
-    processors there are no levels.
-    """
+    processors there are no levels."""
     levels = set()
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -75,8 +73,7 @@ def default_level(host: str) -> str:
     """The level to compile for when none is named and none known of the cluster.
 
     x86-64-v3, which every x86 server since 2015 has, or `host`'s own when that is lower; on Arm the baseline armv8-a;
-    "native" elsewhere.
-    """
+    "native" elsewhere."""
     if host in _LADDERS[0]:
         return common_level([PORTABLE, host])
     return "armv8-a" if host in _LADDERS[1] else NATIVE
@@ -99,8 +96,7 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
 def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
     """Level `name` in the words of compiler `cxx`, which must know it as -march or (Arm, POWER) -mcpu.
 
-    Raises UsageError with the nearest name this compiler knows.
-    """
+    Raises UsageError with the nearest name this compiler knows."""
     if name == NATIVE:
         return CpuLevel(name=name, flag="", define="")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):

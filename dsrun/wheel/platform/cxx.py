@@ -47,8 +47,7 @@ def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> CxxCompil
     """The C++ compiler to build with: `wanted` (--cxx), else the variable CXX, else c++, g++ or clang++.
 
     Compiler caches in front of it are dropped ("ccache g++" is g++). Raises UsageError when the one that was named
-    is not there or not a C++ compiler, MissingError when there is none at all.
-    """
+    is not there or not a C++ compiler, MissingError when there is none at all."""
     for named, by in ((wanted, "--cxx"), (environ.get("CXX"), "the variable CXX")):
         if named and named.strip():
             return _named(named, by, environ)
@@ -96,8 +95,7 @@ def all_cxx(environ: Mapping[str, str]) -> tuple[CxxCompiler, ...]:
 def identify(path: Path) -> CxxCompiler | None:
     """Identify compiler `path` by its predefined macros; None when it does not compile C++.
 
-    The name does not tell: `c++` is clang on some systems, and module systems put wrappers in front.
-    """
+    The name does not tell: `c++` is clang on some systems, and module systems put wrappers in front."""
     macros = predefined(path)
     if "__clang_major__" in macros:
         parts = [macros.get(f"__clang_{part}__", "0") for part in ("major", "minor", "patchlevel")]
@@ -128,8 +126,7 @@ def predefined(path: Path, flags: Sequence[str] = ()) -> dict[str, str]:
 def c_compiler(cxx: CxxCompiler) -> Path | None:
     """The C compiler of the same installation (gcc-12 beside g++-12); None when it is not there.
 
-    DeepSpeed's probe for libaio compiles C (OpBuilder.has_function), which a C++ compiler would mangle.
-    """
+    DeepSpeed's probe for libaio compiles C (OpBuilder.has_function), which a C++ compiler would mangle."""
     name = cxx.path.name
     for plus, plain in (("clang++", "clang"), ("g++", "gcc"), ("c++", "cc")):
         if plus in name:
@@ -178,8 +175,7 @@ def _compiles(cxx: CxxCompiler, source: str, before: Sequence[str], after: Seque
 def package_manager(environ: Mapping[str, str]) -> str | None:
     """ "conda" inside an activated conda environment, else the system's: apt, dnf, zypper or pacman; None without.
 
-    conda comes first: users of a cluster are not root, and its compilers look into its own prefix.
-    """
+    conda comes first: users of a cluster are not root, and its compilers look into its own prefix."""
     path = environ.get("PATH")
     if environ.get("CONDA_PREFIX") and any(shutil.which(name, path=path) for name in ("conda", "mamba")):
         return "conda"
@@ -199,8 +195,7 @@ class BuildNeed:
     """A thing some operations need: the header, function or Python module that proves it, and its packages.
 
     `variable` names an environment variable whose folder counts as a place of the headers. `cuda`: its packages
-    are part of the CUDA toolkit. `packages` are by package manager.
-    """
+    are part of the CUDA toolkit. `packages` are by package manager."""
 
     name: str
     what: str
@@ -254,8 +249,7 @@ class CompileProbe:
     """Checks whether a need is met on this machine, compiling once for each.
 
     `home` is the CUDA_HOME that the build will use, `python` the interpreter it runs in. Flags such as CFLAGS do not
-    count, since they do not reach the build; CPATH and LIBRARY_PATH do.
-    """
+    count, since they do not reach the build; CPATH and LIBRARY_PATH do."""
 
     def __init__(
         self, *, cxx: CxxCompiler, home: Path | None, python: str, environ: Mapping[str, str] | None = None

@@ -53,8 +53,7 @@ def decide_target(
     `auto` takes the GPUs of this machine, else those of the SLURM cluster, else, when torch is a CPU build
     (`torch_cuda` None), the CPU operations. `gres` asks SLURM for the GPUs of a partition, or of all. Raises
     UsageError when a GPU's kind is not known for certain, when there is none to be seen, and when torch cannot
-    build for what was found.
-    """
+    build for what was found."""
     word = arch.strip().lower()
     if partition is not None and word not in ("auto", "slurm"):
         raise UsageError(f"--partition {partition} does not go with --arch {arch}", fix="leave one of them out")
@@ -130,8 +129,7 @@ def check_archs(
 
     `nvcc` "13.0" or longer and `compiled`, what it says it compiles for; None: it cannot be asked. `torch_version`
     "2.13.0+cu130", `torch_cuda` "13.0"; `machine` as `uname -m` has it. An error names what does serve the GPU. What
-    build/cuda.toml does not hold (other people's builds of torch, those for Arm) is reported and not an error.
-    """
+    build/cuda.toml does not hold (other people's builds of torch, those for Arm) is reported and not an error."""
     release = _release(torch_version, torch_cuda) if machine == "x86_64" else None
     findings: list[Finding] = []
     working: list[CudaArch] = []

@@ -31,8 +31,7 @@ _VERSIONED_SO = re.compile(r"(lib[\w+-]+\.so)\.[\d.]+")
 class Nvcc:
     """An nvcc: the program, its version ("13.0"), the toolkit it belongs to, and who named it.
 
-    `origin` is "CUDA_HOME", "PATH", "system" or "site-packages".
-    """
+    `origin` is "CUDA_HOME", "PATH", "system" or "site-packages"."""
 
     path: Path
     version: str
@@ -52,8 +51,7 @@ def find_nvcc(
 
     CUDA_HOME (or CUDA_PATH) decides when it is set. Otherwise, of those on PATH, in the usual folders under
     `root` and in `site_packages`, the first that has torch's version `cuda` ("13.0"), else the first with its
-    major, else the first. Raises UsageError when CUDA_HOME contains no nvcc that works.
-    """
+    major, else the first. Raises UsageError when CUDA_HOME contains no nvcc that works."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if environ.get(name):
             return _of_home(Path(environ[name]), name)
@@ -132,8 +130,7 @@ def toolkit_home(path: Path) -> Path:
     """The folder that serves as CUDA_HOME for nvcc `path`: the one with bin/nvcc and the runtime's header.
 
     The folder above bin/ is wrong when nvcc on PATH is a script (Debian's, or one in /usr/local/bin): then nvcc
-    itself says where it lives.
-    """
+    itself says where it lives."""
     places = [path.resolve().parent.parent, path.parent.parent]
     answer = asked([str(path), "--dryrun", "-x", "cu", "-c", "/dev/null"])
     if answer and (top := _TOP.search(answer.stderr)):
@@ -158,8 +155,7 @@ def prepare_home(nvcc: Nvcc, site_packages: Path | None, folder: Path, cxx: CxxC
     of nvcc and runtime alone lacks the headers of cuBLAS, cuSPARSE and cuSOLVER, which torch's headers include:
     they are taken from the packages of the same major that torch brought. A libcuda.so without content is put in
     when there is none to link with: the driver has the real one on every machine with a GPU, and nothing that
-    is built calls it directly.
-    """
+    is built calls it directly."""
     extra = _packages(site_packages / "nvidia", nvcc.major) if site_packages else []
     whole = all(_has_header(nvcc.home, header) for header in _LIBRARY_HEADERS)
     if whole and nvcc.origin != "site-packages" and _links_driver(nvcc.home, cxx):

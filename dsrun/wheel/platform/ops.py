@@ -30,8 +30,7 @@ class DeepspeedOp:
     capability below which its builder drops architectures, for itself and (through TORCH_CUDA_ARCH_LIST) for
     every operation after it. `bf16`: its code for bf16 is left out where an architecture is below 8.0. `link_before`
     and `link_after` are flags that its link alone needs. `since` and `until` are the first and last DeepSpeed versions
-    with this row, None for no bound. `broken` says why it does not compile. `package`: whose it is.
-    """
+    with this row, None for no bound. `broken` says why it does not compile. `package`: whose it is."""
 
     name: str
     variable: str
@@ -91,8 +90,7 @@ def choose_ops(
     left out, each with a notice; named ones stay and `missing` reports them. `patched`: the source is not
     upstream's, so an operation known as broken is built when it is named. `cuda` is the version whose packages
     the notices name ("13.0"). Raises UsageError for an unknown name,
-    one that this accelerator does not have, and one that does not compile upstream.
-    """
+    one that this accelerator does not have, and one that does not compile upstream."""
     names = [word.strip() for word in (text or "default").split(",") if word.strip()]
     if not names:
         raise UsageError(f"--ops {text!r} names no operation", fix="--ops default, --ops all, or names")
@@ -182,8 +180,7 @@ def missing(
 ) -> list[Finding]:
     """One error for each thing that `ops` need and `available(need)` denies, with the command that installs it.
 
-    `cuda` is the CUDA version whose packages are named ("13.0").
-    """
+    `cuda` is the CUDA version whose packages are named ("13.0")."""
     wanted: dict[str, list[str]] = {}
     for op in ops:
         for name in op.needs:
@@ -211,8 +208,7 @@ def links(
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Flags that the link of one library alone needs, variables filled in: {"async_io_op": (before, after)}.
 
-    In LDFLAGS they would go into every library of the build, and one node without libaio could load none of them.
-    """
+    In LDFLAGS they would go into every library of the build, and one node without libaio could load none of them."""
     known = os.environ if environ is None else environ
 
     def filled(flags: Sequence[str]) -> tuple[str, ...]:

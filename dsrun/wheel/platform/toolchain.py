@@ -21,8 +21,7 @@ def check_tools(
 
     `others` are further C++ compilers of this machine, proposed when `cxx` is not accepted. Errors: no torch, a
     torch without CUDA or for ROCm, no nvcc, another CUDA major, a host compiler too old or too new. A minor
-    difference of CUDA is an info.
-    """
+    difference of CUDA is an info."""
     if torch is None:
         return [finding_of("no_torch.wheel")]
     findings = check_standard(torch, cxx, others)

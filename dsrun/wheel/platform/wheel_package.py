@@ -26,8 +26,7 @@ class WheelPackage:
     stands. variables: prefixes of the variables that its setup.py reads. metadata: those with which it tells its name
     without looking for a compiler; environment: those with which it compiles, by accelerator. modules: the extension
     modules that the wheel must hold and that load, by accelerator; of a CUDA build each holds GPU code. lowest: the
-    compute capability below which they have none. gib: memory of one compiler in GiB, by accelerator.
-    """
+    compute capability below which they have none. gib: memory of one compiler in GiB, by accelerator."""
 
     name: str
     title: str

@@ -1,7 +1,6 @@
 """What a wheel contains: its operations, the processors and GPUs they are for, and what they need.
 
-Nothing of the wheel is executed, and neither CUDA nor torch is needed.
-"""
+Nothing of the wheel is executed, and neither CUDA nor torch is needed."""
 
 import ast
 import json
@@ -48,8 +47,7 @@ class WheelLibrary:
     the just-in-time linker could use. `ptx_isa` is the highest PTX ISA ("9.0"). `size` in bytes.
     `glibc` and `glibcxx` are the highest symbol versions it asks for ("2.34", "3.4.29"). `cpu_level` is None when
     nothing here can tell. `cxx11_abi`: which std::string its symbols use; None when they use none. `reads_cpu`: it
-    tests the processor before it runs what `cpu_level` is about.
-    """
+    tests the processor before it runs what `cpu_level` is about."""
 
     path: str
     size: int
@@ -131,8 +129,7 @@ def build_note(archive: WheelArchive) -> BuildNote:
     """The file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed. For another package, what dsrun
     recorded; without that, nothing is known.
 
-    deepspeed/git_version_info.py reads it when an operation is loaded.
-    """
+    deepspeed/git_version_info.py reads it when an operation is loaded."""
     request = built_from(archive)
     if request and "package" in request:
         return BuildNote(
@@ -182,8 +179,7 @@ def _libraries(archive: WheelArchive, request: Mapping[str, Any] | None) -> tupl
 def op_of(path: str, modules: Collection[str] = ()) -> str | None:
     """The DeepSpeed operation that a library of its wheel is, or which of a package's `modules`; None for another's.
 
-    The builders' absolute_name() ends in `<name>_op` or `<name>`, once in `kernels<name>` (a missing dot upstream).
-    """
+    The builders' absolute_name() ends in `<name>_op` or `<name>`, once in `kernels<name>` (a missing dot upstream)."""
     module = path.partition(".")[0].replace("/", ".")
     if module in modules:
         return module
@@ -195,8 +191,7 @@ def op_of(path: str, modules: Collection[str] = ()) -> str | None:
 def read_library(file: Path, name: str, modules: Collection[str] = ()) -> WheelLibrary:
     """Read the ELF file `file`, which is `name` in a wheel with these extension `modules`.
 
-    Raises UsageError when it is not one or is damaged.
-    """
+    Raises UsageError when it is not one or is damaged."""
     try:
         with file.open("rb") as opened:
             return _library(ELFFile(opened), opened, file, name, op_of(name, modules))

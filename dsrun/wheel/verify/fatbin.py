@@ -7,8 +7,7 @@ own libraries, and gave what cuobjdump gives. The section is a run of containers
     entry      +0 u16 kind, +4 u32 header size, +8 u64 payload size, +24 u16 minor and +26 u16 major version of
                what made it (for PTX: the PTX ISA), +28 u32 architecture (80, 90, 100), +40 u64 flags
 
-A payload may be compressed, a header never is, so no decompression is needed to list the architectures.
-"""
+A payload may be compressed, a header never is, so no decompression is needed to list the architectures."""
 
 import os
 import re
@@ -41,8 +40,7 @@ class FatbinEntry:
     """One piece of GPU code.
 
     `arch` is the compute capability with nvcc's suffix, "9.0" or "9.0a"; `version` the PTX ISA for PTX ("9.0").
-    An LTO entry is an intermediate that only the just-in-time linker reads: the CUDA runtime does not run it.
-    """
+    An LTO entry is an intermediate that only the just-in-time linker reads: the CUDA runtime does not run it."""
 
     kind: CodeKind
     arch: str
@@ -53,8 +51,7 @@ class FatbinEntry:
 class ElfSection:
     """A section of an ELF file, of which only the parts that are asked for are read: `section[100:164]`.
 
-    A memory map would do, but counts every page around what is looked at as the process's own memory.
-    """
+    A memory map would do, but counts every page around what is looked at as the process's own memory."""
 
     file: BinaryIO
     offset: int
@@ -80,8 +77,7 @@ def read_fatbin(section: bytes | ElfSection) -> tuple[FatbinEntry, ...]:
     """Every entry in a `.nv_fatbin` section, in its order.
 
     Raises FatbinError where a container or an entry reaches past its end, or where something other than zeros lies
-    between containers: a truncated or damaged library must not pass for one with less code.
-    """
+    between containers: a truncated or damaged library must not pass for one with less code."""
     entries: list[FatbinEntry] = []
     at = 0
     while (at := _skip_zeros(section, at, len(section))) < len(section):

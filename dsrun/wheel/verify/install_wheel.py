@@ -2,8 +2,7 @@
 
 A program of its own that needs nothing but Python and its pip: it is sent to nodes and run by the interpreter of the
 environment in question, with what to do as JSON in its argument. The last line on stdout is a JSON object: `how`
-("received", "installed", "repaired", "already there", "needs file") or `error`.
-"""
+("received", "installed", "repaired", "already there", "needs file") or `error`."""
 
 import base64
 import contextlib
@@ -244,8 +243,7 @@ def fix_record(info: Path, site: Path) -> dict[Path, Path]:
 def swap(staged: Path, info: Path, site: Path, before: list[Path]) -> None:
     """Put what is `staged` into `site`: packages, then the new .dist-info, and then the old ones go.
 
-    Between two of these renames the package is whole and importable, and the next push sees that RECORD differs.
-    """
+    Between two of these renames the package is whole and importable, and the next push sees that RECORD differs."""
     for entry in sorted(staged.iterdir(), key=lambda entry: entry == info):
         exchange(entry, site / entry.name)
     for number, old in enumerate(before):

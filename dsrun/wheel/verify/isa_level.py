@@ -1,8 +1,7 @@
 """Which x86-64 processors can run a library: from its instructions, or from what its compiler noted.
 
 The levels are those of the x86-64 psABI (section "Micro-Architecture Levels"): v2 up to SSE4.2, v3 AVX2 and FMA,
-v4 AVX-512 F, BW, CD, DQ and VL. What goes beyond v4 is named as /proc/cpuinfo names it: "x86-64-v4+avx512_bf16".
-"""
+v4 AVX-512 F, BW, CD, DQ and VL. What goes beyond v4 is named as /proc/cpuinfo names it: "x86-64-v4+avx512_bf16"."""
 
 import re
 import shutil
@@ -30,8 +29,7 @@ _FLAGS = {"-msse4.2": 1, "-mavx": 2, "-mavx2": 2, "-mavx512f": 3}
 def level_of_code(blocks: Iterable[bytes]) -> str:
     """The lowest level that has every instruction of a disassembly (AT&T syntax, whole lines a block).
 
-    Code that tests the processor before it runs counts like all other: nothing here can tell.
-    """
+    Code that tests the processor before it runs counts like all other: nothing here can tell."""
     level, beyond = 0, set[str]()
     for block in blocks:
         level = next((number for number, sign in _SIGNS if number > level and sign.search(block)), level)
@@ -43,8 +41,7 @@ def level_of_flags(flags: str) -> str | None:
     """The level of GCC's flags as it notes them in debug information; None when they imply none.
 
     The name in -march is not enough: on a processor newer than itself GCC writes an older name for "native" and
-    adds what that one lacks ("-march=znver3 … -mavx512f").
-    """
+    adds what that one lacks ("-march=znver3 … -mavx512f")."""
     arguments = flags.split()
     levels = [_MARCH.get(word.removeprefix("-march=")) for word in arguments if word.startswith("-march=")]
     levels += [number for flag, number in _FLAGS.items() if flag in arguments]
@@ -77,8 +74,7 @@ _CHUNK = 4 << 20
 def disassembly(objdump: str, library: Path) -> Iterator[bytes]:
     """The executable sections of `library` in AT&T syntax, in blocks that end at a line's end.
 
-    Raises ToolError when objdump cannot read it.
-    """
+    Raises ToolError when objdump cannot read it."""
     argv = [objdump, "--disassemble", "--no-show-raw-insn", "--wide", str(library)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -100,8 +96,7 @@ def cpu_level(elf: ELFFile, path: Path) -> str | None:
     """From the instructions where objdump is installed, else from the flags that the compiler noted.
 
     The note is second best: DeepSpeed's shm_comm switches AVX-512 on for single functions whatever -march says,
-    and a library compiled for a new processor need not use what it has.
-    """
+    and a library compiled for a new processor need not use what it has."""
     if elf.get_machine_arch() != "x64":
         return None
     text = elf.get_section_by_name(".text")

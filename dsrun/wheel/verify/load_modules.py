@@ -2,8 +2,7 @@
 
 A program of its own that needs nothing but Python, so that it can be sent to a node: `python - --site FOLDER MODULE …`.
 Its last line on stdout is a JSON object. The package around a module is not imported: it may want packages that are
-not the wheel's.
-"""
+not the wheel's."""
 
 import importlib.machinery
 import json

@@ -32,8 +32,7 @@ class NodeReport:
     """The result on one node.
 
     `installed`: "installed", "repaired", "already there", or None when that step was not reached. `stopped`: Ctrl-C
-    came before its end.
-    """
+    came before its end."""
 
     node: str
     installed: str | None = None
@@ -82,8 +81,7 @@ def push(nodes: Sequence[RemoteNode], task: NodeTask, pool: NodePool) -> list[No
     """Compare every node with the wheel; where it fits, copy, install and smoke-test it. Reports in `nodes`' order.
 
     A node that fails has a finding and does not block the others. In a SLURM allocation sbcast copies the wheel, if it
-    is installed and works, and every node needs it; otherwise each node receives its own copy.
-    """
+    is installed and works, and every node needs it; otherwise each node receives its own copy."""
     checked = pool.map(nodes, partial(_check, task=task, pool=pool), _stopped)
     ready = [(node, report) for node, report in zip(nodes, checked, strict=True) if _is_open(report)]
     if len(ready) == len(nodes) and all(report.installed == _NEEDS_FILE for _, report in ready):

@@ -2,8 +2,7 @@
 
 `python -c 'BOOT' SIZE DATA ARGUMENTS… < SIZE bytes of this file, the program, the data`; see `remote.py`. The program
 finds DATA more bytes on stdin. Then stdin stays open: dsrun holds its other end. ssh does not end what it started when
-it is killed itself, but the end of stdin arrives, and then this process gets SIGTERM.
-"""
+it is killed itself, but the end of stdin arrives, and then this process gets SIGTERM."""
 
 import os
 import signal

@@ -2,8 +2,7 @@
 
 A program of its own that needs nothing but Python: it is sent to nodes and run by the interpreter in question
 (`python - libaio.so.1 … < probe.py`), where dsrun need not be installed. torch is found but not imported. The
-arguments are the libraries a wheel needs; those that the loader would not find come back as `absent`.
-"""
+arguments are the libraries a wheel needs; those that the loader would not find come back as `absent`."""
 
 import ctypes
 import json

@@ -34,8 +34,7 @@ class ProbedMachine:
     """What dsrun/wheel/verify/probe.py found; None is unknown. `python` is CPython's tag, `abi` its ABI: "cp311".
 
     `driver_cuda` is the newest CUDA the driver knows ("12.4"); `cpu_flags` are /proc/cpuinfo's, and `absent` the
-    libraries asked for that the loader would not find.
-    """
+    libraries asked for that the loader would not find."""
 
     node: str
     python: str
@@ -89,8 +88,7 @@ def machine_from(facts: Mapping[str, Any], node: str | None = None) -> ProbedMac
 def this_machine(needed: Iterable[str], python: str = sys.executable) -> ProbedMachine:
     """This machine with the environment of the interpreter `python`; torch is not imported.
 
-    Raises MissingError when there is no such interpreter, and ToolError when it does not run.
-    """
+    Raises MissingError when there is no such interpreter, and ToolError when it does not run."""
     answer = capture([python, str(PROBE), *needed], seconds=_PROBE_SECONDS)
     return machine_from(last_object(answer, python))
 
@@ -98,8 +96,7 @@ def this_machine(needed: Iterable[str], python: str = sys.executable) -> ProbedM
 def last_object(answer: CompletedProcess[str], program: str) -> dict[str, Any]:
     """The JSON object in the last line of a program's stdout; a login shell may have printed before it.
 
-    Raises ToolError with the last line of stderr when there is none.
-    """
+    Raises ToolError with the last line of stderr when there is none."""
     for line in reversed(answer.stdout.splitlines()):
         if line.startswith("{"):
             with suppress(ValueError):

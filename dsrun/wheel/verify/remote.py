@@ -59,8 +59,7 @@ def nodes_meant(
 ) -> tuple[RemoteNode, ...]:
     """The nodes of `--nodes`, of a hostfile, or else of the SLURM allocation around this process.
 
-    Raises UsageError when none is given, or both are.
-    """
+    Raises UsageError when none is given, or both are."""
     if nodes and hostfile:
         raise UsageError("--nodes and --hostfile name the nodes twice", fix="give one of them")
     listed = environ.get("SLURM_JOB_NODELIST")
@@ -117,8 +116,7 @@ class NodePool:
         """Run one of dsrun's programs with the interpreter `python` of `node`: the JSON object it printed last.
 
         The file `data` follows on its stdin. Raises ToolError when it fails or takes longer than `seconds`,
-        ProgramInterrupted after Ctrl-C.
-        """
+        ProgramInterrupted after Ctrl-C."""
         source = program.read_bytes()
         size = data.stat().st_size if data else 0
         words = [python, "-c", _BOOT, str(len(_ON_NODE)), str(len(source)), str(size), *arguments]

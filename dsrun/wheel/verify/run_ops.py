@@ -3,8 +3,7 @@
 A program of its own that needs torch and DeepSpeed but not dsrun, so that it can be sent to a node and run by the
 interpreter in question: `python - --accelerator cpu cpu_adam async_io < run_ops.py`. Its last line on stdout is a
 JSON object. Every operation runs in a process forked after the imports: one compiled for another processor dies of
-SIGILL, and the others still run.
-"""
+SIGILL, and the others still run."""
 
 import argparse
 import importlib
@@ -152,8 +151,7 @@ def give_gradients(parameters: list[Any], step: int) -> None:
     """Give all parameters the same gradient, another at each step.
 
     Each is a new tensor: DeepSpeed's CPU Adagrad writes into the gradient it is given (csrc/adagrad/cpu_adagrad.cpp,
-    Step_1), as it may, since training computes another before the next step.
-    """
+    Step_1), as it may, since training computes another before the next step."""
     import torch
 
     gradient = torch.randn(_SIZE, generator=torch.Generator().manual_seed(8 + step))

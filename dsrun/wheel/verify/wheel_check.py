@@ -114,8 +114,7 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> WheelVerifica
     """Compare the wheel with this machine and the environment of the interpreter `python`.
 
     If torch is installed and no finding prevents it, the wheel is unpacked into a temporary folder and each operation
-    runs once in a child process. The environment is not changed.
-    """
+    runs once in a child process. The environment is not changed."""
     report, findings = examine(path)
     machine = this_machine(needed_libraries(report), python)
     findings += compare(report, machine)

@@ -1,7 +1,6 @@
 """The blocks of the configuration, each value with the reason for it.
 
-A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`. Most are rows of blocks.toml.
-"""
+A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`. Most are rows of blocks.toml."""
 
 from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,8 +34,7 @@ FlatConfig = dict[str, ReasonedValue]
 class HardwareFacts(NamedTuple):
     """What is known about the model and the GPU.
 
-    `hidden_size` is the model's width, `largest` its largest parameter, `parameters` all of them, in elements.
-    """
+    `hidden_size` is the model's width, `largest` its largest parameter, `parameters` all of them, in elements."""
 
     hidden_size: int | None = None
     largest: int | None = None

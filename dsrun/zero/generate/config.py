@@ -2,8 +2,7 @@
 
 Values that the Hugging Face Trainer fills from its own arguments are "auto"; every default that moved between
 DeepSpeed releases is written out, so that the same file means the same next year. `--set KEY=VALUE` sets any
-other key, checked against the keys that the installed release reads.
-"""
+other key, checked against the keys that the installed release reads."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -47,8 +46,7 @@ def overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Typed values by key, of `KEY=VALUE` words; a later one replaces an earlier one.
 
     Raises UsageError for a key that DeepSpeed does not read, with the nearest that it does, and for a value that the
-    key does not take.
-    """
+    key does not take."""
     found: dict[str, Any] = {}
     for word in arguments:
         key, equals, text = word.partition("=")
@@ -141,8 +139,7 @@ def generate(spec: ZeroSpec, *, hidden_size: int | None = None, facts: HardwareF
 
     With `hidden_size` (the model's width, in elements) the bucket sizes are numbers; without it they are "auto"
     for the Trainer, and those of a usual model for DeepSpeed alone. `facts` says more about model and GPU.
-    Raises UsageError for what DeepSpeed does not have and for options that do not go together.
-    """
+    Raises UsageError for what DeepSpeed does not have and for options that do not go together."""
     facts = facts or HardwareFacts(hidden_size=hidden_size)
     config = nested(build(spec, facts))
     check_config(config, spec, facts)
@@ -180,8 +177,7 @@ def nested(flat: FlatConfig) -> dict[str, Any]:
 def build(spec: ZeroSpec, facts: HardwareFacts) -> FlatConfig:
     """Every key of the configuration by its path, with the reason for its value.
 
-    Raises UsageError for flags that do not go together; what the JSON shows is left to `check_config`.
-    """
+    Raises UsageError for flags that do not go together; what the JSON shows is left to `check_config`."""
     check_flags(spec)
     case = ConfigContext(spec=spec, facts=facts)
     flat: FlatConfig = {}
@@ -221,8 +217,7 @@ def config_of_flags(
 ) -> dict[str, Any] | None:
     """The configuration for the flags of `dsrun train`, or None for plain DDP (stage 0).
 
-    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run, unless it is DeepSpeed's own.
-    """
+    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run, unless it is DeepSpeed's own."""
     if stage == 0 and offload == "none":
         return None
     own_optimizer = (optim or ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH

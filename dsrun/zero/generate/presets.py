@@ -3,8 +3,7 @@ gradients are summed over accumulation steps.
 
 DeepSpeed sums a bf16 model's gradients in bf16 unless data_types.grad_accum_dtype says otherwise. The error was
 measured on engines of DeepSpeed 0.19.8, at stages 2 and 3, on two ranks with random batches
-(tests/integration/test_bf16_sums.py).
-"""
+(tests/integration/test_bf16_sums.py)."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,8 +44,7 @@ class SpeedPreset(NamedTuple):
 
     `bucket` and `persistence` are factors to what the Trainer's "auto" gives; `prefetch` is the share of a bucket
     that ZeRO-3 fetches ahead. `bucket_share` and `live_share` are shares of the GPU's memory that the buckets and
-    ZeRO-3's gathered parameters may take. `sub_group` counts elements.
-    """
+    ZeRO-3's gathered parameters may take. `sub_group` counts elements."""
 
     bucket: float
     persistence: float
@@ -72,8 +70,7 @@ def reduce_bucket(preset: SpeedPreset, hidden_size: int, gpu: "GpuModel | None")
     """Elements of one reduce bucket; even, as DeepSpeed's ZeRO-1 and 2 want their all-gather bucket.
 
     (deepspeed/runtime/zero/stage_1_and_2.py: "allgather_bucket_size must be a multiple of
-    nccl_start_alignment_factor", which is 2.)
-    """
+    nccl_start_alignment_factor", which is 2.)"""
     # The width squared, and ten times the width for parameters that stay whole, are what "auto" becomes
     # (trainer_config_finalize in transformers/integrations/deepspeed.py).
     wanted = max(int(preset.bucket * hidden_size * hidden_size), SMALLEST_BUCKET)
@@ -91,8 +88,7 @@ class BufferSizes(NamedTuple):
 
     `prefetch` is what ZeRO-3 fetches ahead, `persistence` up to what size its parameters stay whole (norms and biases,
     at 10 times the width), `live` the most it has gathered at a time. `overlap`: gradients are reduced beside the
-    backward pass; `pinned`: offloaded states lie in page-locked memory.
-    """
+    backward pass; `pinned`: offloaded states lie in page-locked memory."""
 
     reduce_bucket: int
     prefetch: int
@@ -122,8 +118,7 @@ def nvme_buffer(largest: int, world: int) -> int:
     """Elements of one NVMe parameter buffer: DeepSpeed's default, or a rank's share of the largest parameter.
 
     A share that is larger than the buffer stops DeepSpeed when the model is built
-    (deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, get_buffer: "More elements … than buffer size").
-    """
+    (deepspeed/runtime/swap_tensor/partitioned_param_swapper.py, get_buffer: "More elements … than buffer size")."""
     share = -(-largest // world)
     return max(NVME_PARAM_BUFFER, -(-share // MILLION) * MILLION)
 
@@ -139,8 +134,7 @@ def takes_fp32_sum(stage: int, offload_optimizer: str) -> bool:
 
     At stage 1 a bf16 model with a fp32 sum gets another optimizer, whose sum is not sharded (runtime/engine.py,
     _do_optimizer_sanity_check), and at stage 2 the sum of an offloaded optimizer stays on the GPU
-    (runtime/zero/stage_1_and_2.py, _build_compact_grad_partition_buffer). NVMe has not been measured.
-    """
+    (runtime/zero/stage_1_and_2.py, _build_compact_grad_partition_buffer). NVMe has not been measured."""
     return (stage == 2 and offload_optimizer == "none") or (stage == 3 and offload_optimizer in ("none", "cpu"))
 
 

@@ -1,8 +1,7 @@
 """ZeroSpec: what can be asked of a DeepSpeed configuration by flags, and which of them do not go together.
 
 The command line, --explain, the rules that need another flag and docs/config.md are derived from these fields and from
-what spec.toml says of each. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.config`).
-"""
+what spec.toml says of each. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.config`)."""
 
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
@@ -20,8 +19,7 @@ class ZeroSpec(EngineOptions):
     """What a DeepSpeed configuration is asked to do; `dsrun.zero.generate.config.generate` writes it.
 
     `key` is the key of the JSON that an option decides, blocks joined by dots; a `copied` option that differs from its
-    default is written there as it is, with `along` beside it.
-    """
+    default is written there as it is, with `along` beside it."""
 
     target: str = "trainer"
     model: str | None = None
@@ -61,8 +59,7 @@ def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_
     """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too,
     unless PLACE is "optimizer": then the states alone, to host memory.
 
-    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
-    """
+    `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim."""
     place = offloaded_to(offload)
     return ZeroSpec(
         stage=stage,

@@ -32,8 +32,7 @@ class AccelerateFile:
     """What the YAML asks for: a DeepSpeed JSON by its name, else the `config` that accelerate makes, and as `meant` the
     one that was meant, with the folders that accelerate loses.
 
-    `lines` are those of the YAML's keys; `precision` is bf16, fp16 or no, `processes` the number of ranks.
-    """
+    `lines` are those of the YAML's keys; `precision` is bf16, fp16 or no, `processes` the number of ranks."""
 
     file: str
     named: str | None

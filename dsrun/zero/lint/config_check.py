@@ -120,8 +120,7 @@ def check(
     Trainer fills is the Trainer's, and any other is held to what DeepSpeed refuses, with warnings for what the
     Trainer does. `world_size` counts ranks; `against` are the training flags in force, `model_type` is that of the
     model's config.json, `gpu` a row of build/gpus.toml. `added` are values by their keys, blocks joined by dots, that
-    the run puts into the file. Raises nothing: text that is not JSON is a finding.
-    """
+    the run puts into the file. Raises nothing: text that is not JSON is a finding."""
     if against is not None:
         target = "trainer"
     try:
@@ -203,8 +202,7 @@ def refuse_errors(
     force: bool = False,
 ) -> None:
     """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
-    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
-    """
+    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError."""
     from dsrun.findings.show import in_english, refusal  # few files have any
 
     flags = TrainingFlags(dict(values), frozenset(places), dict(places))

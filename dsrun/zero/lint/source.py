@@ -1,8 +1,7 @@
 """JSON text -> values, and where in the text each of them stands.
 
 Strict JSON is what accelerate's `json.load` takes. What people write beyond it (comments, trailing commas, Python's
-True) is read too, each with an issue of its own, so that everything else in the file can still be checked.
-"""
+True) is read too, each with an issue of its own, so that everything else in the file can still be checked."""
 
 import math
 import re

@@ -5,8 +5,7 @@ left (DeepSpeedPlugin.deepspeed_config_process), even where DeepSpeed has an "au
 drops an "auto" in its pydantic models and takes it for a text elsewhere.
 
 The look-ups are those of transformers.integrations.deepspeed, accelerate.utils.dataclasses.DeepSpeedPlugin and
-Accelerator._prepare_deepspeed.
-"""
+Accelerator._prepare_deepspeed."""
 
 import math
 from typing import Any

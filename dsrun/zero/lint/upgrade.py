@@ -1,7 +1,6 @@
 """upgrade(): an old DeepSpeed config in today's keys. Each step rewrites one kind of old key, and logs what it did.
 
-The order of the keys and the indentation stay. A file without old keys comes back byte for byte.
-"""
+The order of the keys and the indentation stay. A file without old keys comes back byte for byte."""
 
 import json
 import re
@@ -254,8 +253,7 @@ class UpgradedConfig(NamedTuple):
 def upgrade(text: str, *, file: str = "ds.json") -> UpgradedConfig:
     """Rewrite the keys of older DeepSpeed releases.
 
-    `file` is the text's name in errors. Raises UsageError, with the place, for text that is not a JSON object.
-    """
+    `file` is the text's name in errors. Raises UsageError, with the place, for text that is not a JSON object."""
     try:
         source = read(text)
     except NotJsonError as error:

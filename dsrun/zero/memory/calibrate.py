@@ -42,8 +42,7 @@ def calibrate(
     """Train STEPS steps of random weights and compare the peak with the plan's figure.
 
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
-    ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
-    """
+    ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for."""
     require_training_packages()
     row, request = made.choice, made.request
     if row is None:

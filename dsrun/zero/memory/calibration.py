@@ -2,8 +2,7 @@
 
 On a machine without GPU, `dsrun plan --calibrate` and bench/memory.py measure the resident memory of a CPU rank. There
 is no CUDA context; glibc's heap can hold a good deal more than is in use, unless MALLOC_MMAP_THRESHOLD_ is set: see
-docs/benchmarks.md.
-"""
+docs/benchmarks.md."""
 
 import json
 from collections.abc import Mapping
@@ -97,8 +96,7 @@ def resident(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int, *, 
     """Peak resident bytes of one CPU rank.
 
     Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training
-    itself takes; under ZeRO-3 it is built shard by shard.
-    """
+    itself takes; under ZeRO-3 it is built shard by shard."""
     peak = gpu(replace(request, factor=1.0), strategy, micro_batch)
     states = peak.states
     backward = peak.buffers.total - peak.buffers.context + peak.activations.peak

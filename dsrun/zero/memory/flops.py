@@ -4,8 +4,7 @@ Appendix B of the PaLM paper (Chowdhery et al. 2022, arXiv 2204.02311): a traine
 for N parameters, L layers, H heads of dimension Q and T tokens that attend to each other. Frozen weights have no
 gradient of their own: 4·N. Recomputation and padding count for nothing, causal attention counts as if it computed the
 whole square. N leaves out the table of input embeddings, unless it is tied to the output layer: a look-up multiplies
-nothing.
-"""
+nothing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

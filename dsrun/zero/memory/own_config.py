@@ -27,8 +27,7 @@ def with_deepspeed(
     """The request as the JSON called `shown` has it; what it leaves to the Trainer ("auto") stays as it was.
 
     `given` are the command line's own values by flag. Raises UsageError where these differ from the file's, and for
-    what is not planned.
-    """
+    what is not planned."""
     view = ConfigView(config, find_target(config, None))
     stage = view.stage or 0
     fixed: dict[str, Any] = {"--zero": stage, "--offload": _place(view, stage, shown), **_batch(view, request)}

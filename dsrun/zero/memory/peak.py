@@ -35,8 +35,7 @@ class GpuPeak(NamedTuple):
 
     That is one of three moments: where the loss is computed, which is before the gradients are made; where the backward
     pass is in a layer; or in the optimizer's step, where activations and gathered weights are gone. `late` are the
-    gradients that are not there yet at the first, of which `first` is made before those of the layers.
-    """
+    gradients that are not there yet at the first, of which `first` is made before those of the layers."""
 
     states: RankStates
     buffers: BufferBytes

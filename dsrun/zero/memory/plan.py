@@ -25,8 +25,7 @@ _TABLE = toml_beside(__file__)
 class MemoryPlan:
     """`rows` in the order of stages; `choice` is one of them, None when nothing fits; `why` says why it was chosen.
 
-    `remedies` are what would fit, computed, when nothing does.
-    """
+    `remedies` are what would fit, computed, when nothing does."""
 
     request: PlanRequest
     rows: tuple[PlanCandidate, ...]
@@ -55,8 +54,7 @@ def plan(request: PlanRequest) -> MemoryPlan:
 def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> ChosenPlan:
     """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
-    Raises UsageError when nothing fits, with what would.
-    """
+    Raises UsageError when nothing fits, with what would."""
     made = plan(request)
     best = best_of(_able([row for row in made.rows if not _against(row, micro_batch, offload)]))
     if best is None:
@@ -142,8 +140,7 @@ def decide(
 
     What is not None is kept as it is: a given `micro_batch` is one the choice has to take. Lengths are tokens per
     sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs, `rows` those of a sample. Raises
-    UsageError when nothing fits, with what would.
-    """
+    UsageError when nothing fits, with what would."""
     switch: PlanSwitch = "auto" if checkpointing is None else "on" if checkpointing else "off"
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     share = None if micro_batch is None else micro_batch * cluster.world

@@ -33,8 +33,7 @@ _FORM = re.compile(r"^(?P<name>.*?)(?::(?P<count>-?\d+))?$")
 class GpuCluster:
     """GPUs of one kind: `per_node` on each of `nodes`, with `memory` GiB each; `name` as the user wrote it.
 
-    `note` says what was assumed of a name that fits GPUs of different memory.
-    """
+    `note` says what was assumed of a name that fits GPUs of different memory."""
 
     name: str
     model: GpuModel
@@ -70,8 +69,7 @@ class GpuCluster:
 def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuCluster:
     """What `--gpus NAME[:COUNT] --nodes N --gpu-memory GIB` describe; one GPU without a count.
 
-    Raises UsageError for counts that make no cluster, and for a GPU whose memory is neither known nor given.
-    """
+    Raises UsageError for counts that make no cluster, and for a GPU whose memory is neither known nor given."""
     if re.search("gpu:|[x×*]", text, re.IGNORECASE):
         from dsrun.hardware.gres import written_gpus  # a100:8 needs no reading
 

@@ -28,8 +28,7 @@ class CommandOptions:
     """Words of the commands that the plan itself does not depend on, as the user gave them.
 
     Without `data` the run takes the built-in demo data. `hub` is what `model` is a name on where that is not the usual
-    one; `dsrun config` then reads the folder `config`.
-    """
+    one; `dsrun config` then reads the folder `config`."""
 
     model: str
     data: tuple[str, ...] = ()

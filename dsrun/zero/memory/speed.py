@@ -2,8 +2,7 @@
 
 Compute and communication are counted as in Rajbhandari et al. 2020, section 7 (ZeRO-3 moves 1.5 times the bytes of
 DDP) and Ren et al. 2021 (offload's traffic over PCIe); what overlaps is counted once. The bandwidths are typical of the
-hardware, not measured: only ratios of the results are shown.
-"""
+hardware, not measured: only ratios of the results are shown."""
 
 from typing import NamedTuple
 
@@ -31,8 +30,7 @@ HIDDEN = 0.85
 class StepWork(NamedTuple):
     """One optimizer step of `micro_batches` micro batches with `tokens` tokens each, on every rank.
 
-    `active` counts the parameters that one token goes through.
-    """
+    `active` counts the parameters that one token goes through."""
 
     cluster: GpuCluster
     sharding: StateSharding

@@ -34,8 +34,7 @@ class PlanCandidate:
 
     `micro_batch` and `gpu` are for the largest micro batch within the preset's share, or for 1 when none is.
     Host and NVMe bytes are per node, `host_loading` while the weights are loaded; `relative` is the estimated speed
-    over that of the fastest strategy that fits.
-    """
+    over that of the fastest strategy that fits."""
 
     strategy: ZeroStrategy
     verdict: FitVerdict
@@ -75,8 +74,7 @@ def bf16_strategies(request: PlanRequest) -> Iterator[ZeroStrategy]:
 def largest_micro_batch(request: PlanRequest, strategy: ZeroStrategy, room: float) -> int:
     """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
 
-    With a global batch, the largest that divides a rank's share of it; only the request's own, where it has one.
-    """
+    With a global batch, the largest that divides a rank's share of it; only the request's own, where it has one."""
     if request.micro_batch is not None:
         return request.micro_batch if gpu(request, strategy, request.micro_batch).total <= room else 0
     share = request.global_batch and request.global_batch // request.groups
@@ -168,8 +166,7 @@ def host_bytes(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> t
     """Host bytes per node: in training, and while the weights are loaded.
 
     Every process holds the whole model before that moves to its GPU; under ZeRO-3 only rank 0 reads the checkpoint
-    (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model).
-    """
+    (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model)."""
     ranks, parameters = request.cluster.per_node, request.model.parameters
     loading = 2 * parameters if strategy.stage == 3 else request.weights * parameters * ranks
     held = peak.states.host_bytes if request.sizes.pinned else peak.states.host.total

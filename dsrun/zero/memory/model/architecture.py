@@ -40,8 +40,7 @@ class LayerWidths(NamedTuple):
 
     `queries` = heads × head size, `keys` = key/value heads × head size. `ffn` is the width one token goes through:
     of a mixture of experts, that of all experts it is sent to. `gated`: the feed-forward part multiplies two
-    projections (SwiGLU, gated GELU). `cross`: it has attention over the encoder's output. `norms` per layer.
-    """
+    projections (SwiGLU, gated GELU). `cross`: it has attention over the encoder's output. `norms` per layer."""
 
     layers: int
     heads: int
@@ -65,8 +64,7 @@ class ModelShapes:
 
     `blocks` hold every distinct tensor once, tied ones not twice. `hidden` is the residual width, `vocabulary` the
     number of logits per position. `positions` is the longest input the model's position table takes, None where
-    positions are relative or rotary. `relative_bias`: attention bias is a learned table added to the scores (T5).
-    """
+    positions are relative or rotary. `relative_bias`: attention bias is a learned table added to the scores (T5)."""
 
     family: str
     seq2seq: bool
@@ -116,8 +114,7 @@ class ModelShapes:
 class ParameterGroups:
     """A model's tensors in elements, in the model's own order, split into what trains and what is frozen.
 
-    `decayed` and `undecayed` are the Trainer's two parameter groups: matrices, and norm weights with biases.
-    """
+    `decayed` and `undecayed` are the Trainer's two parameter groups: matrices, and norm weights with biases."""
 
     decayed: tuple[int, ...]
     undecayed: tuple[int, ...]

@@ -25,8 +25,7 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
 
     `from_scratch`: the model is initialised from the config instead of loaded, which ties embeddings of some T5
     models that loading keeps apart. Raises MissingError for a family this module has no shapes of and UsageError
-    for a config whose numbers make no model.
-    """
+    for a config whose numbers make no model."""
     family = str(config.get("model_type"))
     if family not in families():
         near = nearest(family, families())
@@ -71,8 +70,7 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
 
     Of a model that is loaded, the headers of its weights are the count. `meta`: count on the meta device all the same;
     None does so for a bare config where torch and transformers are installed. Raises MissingError when no way knows
-    the model, ToolError when the child process fails on a model that needs it.
-    """
+    the model, ToolError when the child process fails on a model that needs it."""
     known = found.config["model_type"] in families()
     stored = None
     if found.stored:
@@ -131,8 +129,7 @@ def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> Co
 def _tensors_of(folder: Path) -> tuple[tuple[LayerWeight, ...], dict[str, Any]]:
     """Every tensor of the model, and its settings with transformers' defaults, from a process that may load torch.
 
-    Raises ToolError when it fails.
-    """
+    Raises ToolError when it fails."""
     from dsrun.system.process.proc import capture  # a process, which the other ways do without
     from dsrun.system.terminal.status_line import status
 
@@ -162,8 +159,7 @@ def _reason(stderr: str) -> str:
 def as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:
     """T5 models whose config unties the embeddings get their own output embedding when they are loaded.
 
-    (transformers 5 builds them tied, see shapes.toml.)
-    """
+    (transformers 5 builds them tied, see shapes.toml.)"""
     family, tied = found.config["model_type"], found.config.get("tie_word_embeddings", True)
     if from_scratch or tied or not family_of(family).unties_when_loaded:
         return tensors

@@ -41,8 +41,7 @@ def _description(family: str) -> dict[str, Any]:
 def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...]:
     """Every parameter tensor, in the order of transformers' model.
 
-    Raises UsageError for settings that make no model, or that are missing.
-    """
+    Raises UsageError for settings that make no model, or that are missing."""
     return tuple(_TensorBuilder(config, family).tensors("weights"))
 
 
@@ -62,8 +61,7 @@ class ModelSettings:
     def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """The first of `names` that the config sets, as a whole number of at least `least`.
 
-        Raises UsageError when it is none, or missing without a default.
-        """
+        Raises UsageError when it is none, or missing without a default."""
         name = next((each for each in names if self.config.get(each) is not None), None)
         if name is None:
             if default is None:

@@ -1,8 +1,7 @@
 """The tensors of a model as transformers builds it, from the headers of its safetensors files.
 
 The files have the names of published checkpoints and lack what a module has computed or shares; a test saves tiny
-models of many families and compares.
-"""
+models of many families and compares."""
 
 import re
 from collections.abc import Mapping

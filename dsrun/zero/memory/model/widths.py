@@ -1,8 +1,7 @@
 """An architecture from a model's tensors, and from its config.json what shapes cannot tell.
 
 Tensors come first: they say what a config leaves to its class's defaults. Their names are those that transformers'
-models share; where a family has others, the config's settings under their usual names count.
-"""
+models share; where a family has others, the config's settings under their usual names count."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,8 +25,7 @@ USUAL_HEAD = 64
 def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...]) -> ModelShapes:
     """The architecture of a decoder or encoder-decoder model; of one without `tensors`, what its config says.
 
-    Raises UsageError for a config whose settings make no model, or that lacks what its tensors do not say.
-    """
+    Raises UsageError for a config whose settings make no model, or that lacks what its tensors do not say."""
     family = family_of(str(config["model_type"]))
     crossed = any(_PATTERNS["cross"].search(each.name) for each in tensors)
     seq2seq = bool(config.get("is_encoder_decoder", crossed and any(_side(each) == "encoder" for each in tensors)))

@@ -5,8 +5,7 @@ for what transformers 5.23 runs instead of Megatron: bf16 or fp32, fused attenti
 al. 2022), RMS norms computed in fp32, gated feed-forward parts. Each function names the tensors it counts; a test
 holds the sums against the tensors that autograd really saves.
 
-Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, fp32 4 × B.
-"""
+Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, fp32 4 × B."""
 
 from collections.abc import Set
 from typing import Literal, NamedTuple
@@ -41,8 +40,7 @@ class TokenBatch(NamedTuple):
     `width` is the bytes of one activation; `autocast` says that weights are cast as they are used (plain DDP), and
     `residual` that the embedding's are fp32, so that what layers hand on is, too.
     `adapters` is the LoRA rank. `trainer` computes the loss, and `liger` are the parts that are liger-kernel's.
-    `padded`: the rows of a micro batch differ in length, as they do unless samples are packed.
-    """
+    `padded`: the rows of a micro batch differ in length, as they do unless samples are packed."""
 
     micro_batch: int
     length: int
@@ -70,8 +68,7 @@ class ActivationBytes(NamedTuple):
 
     `kept` live from forward to backward; `working` is the largest extra need at a time while the backward pass runs
     through one layer; `logits` that of the loss. The two do not meet: the peak is kept + max(working, logits). `cast`
-    is the gap that whole logits leave (LossBytes).
-    """
+    is the gap that whole logits leave (LossBytes)."""
 
     kept: int
     working: int
@@ -203,8 +200,7 @@ def _scores(model: ModelShapes, stack: LayerWidths, work: TokenBatch, rows: int,
 
     T5 adds a bias to the scores, so even fused attention is given a full matrix of them; a padding mask is turned into
     a bias that all heads share (torch's convert_boolean_attn_mask, once per layer). Eager attention keeps the
-    probabilities in fp32 and in the activation's type, and dropout's mask.
-    """
+    probabilities in fp32 and in the activation's type, and dropout's mask."""
     cells = work.micro_batch * rows * columns
     if work.attention != "eager":
         if model.relative_bias:

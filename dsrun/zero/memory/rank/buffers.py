@@ -65,8 +65,7 @@ def gathered_elements(model: ModelShapes, training: ParameterGroups, chosen: Buf
     """Parameters that ZeRO-3 has whole at a time, at most.
 
     The layer that runs, what is fetched ahead, and at the turn from forward to backward those that are used again
-    within stage3_max_reuse_distance, counted there and back (partitioned_param_coordinator.py, __params_to_release).
-    """
+    within stage3_max_reuse_distance, counted there and back (partitioned_param_coordinator.py, __params_to_release)."""
     return min(training.parameters, model.largest_layer + chosen.prefetch + chosen.live // 2)
 
 

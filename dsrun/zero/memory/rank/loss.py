@@ -1,7 +1,6 @@
 """What the loss holds at its peak, in bytes, by who computes it: dsrun, the stock Trainer, TRL or liger-kernel.
 
-The peak is the beginning of the backward pass: everything that was kept, and the gradient of the logits.
-"""
+The peak is the beginning of the backward pass: everything that was kept, and the gradient of the logits."""
 
 from math import ceil
 from typing import Literal, NamedTuple
@@ -49,8 +48,7 @@ def dsrun_loss(logits: LogitShape, *, copied: bool, routed: bool) -> LossBytes:
     """The logits, whose gradient takes their place, and two fp32 copies of a chunk (dsrun/train/loss/cross_entropy.py).
 
     `copied`: under autocast accelerate turns a model's outputs into fp32. `routed`: router losses keep the logits from
-    being overwritten; not all mixtures of experts have them (DeepSeek-V3 has none).
-    """
+    being overwritten; not all mixtures of experts have them (DeepSeek-V3 has none)."""
     each = logits.width + (FP32 if copied else 0) + (logits.width if routed else 0)
     return LossBytes(each * logits.elements + 2 * FP32 * min(logits.elements, LOSS_CHUNK))
 

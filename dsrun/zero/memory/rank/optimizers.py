@@ -2,8 +2,7 @@
 
 Sources: torch.optim; transformers.optimization.Adafactor; bitsandbytes 0.50 (optim/optimizer.py: 8-bit states with one
 fp32 scale per 256 elements; paged ones are counted as if they stayed on the GPU); torchao 0.12 (one scale per 256
-elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest.
-"""
+elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest."""
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
@@ -27,8 +26,7 @@ def state_bytes(name: str, *, stage: int, weights: int = 4) -> float:
 
     `weights` are the bytes of a weight: torch keeps states in the dtype of what it updates, which under ZeRO is the
     fp32 master copy. That copy is flat, so Adafactor cannot factor the second moment there; without ZeRO its rows and
-    columns are next to nothing.
-    """
+    columns are next to nothing."""
     if name not in _STATES:
         what = f"--optim {name}: how much memory its states take is not known"
         raise UsageError(what, fix=did_you_mean(name, _STATES, f"known: {', '.join(sorted(_STATES))}"))

@@ -2,8 +2,7 @@
 
 What DeepSpeed 0.19.8 allocates was read in its source and measured on real engines; the functions below name the
 places. Bytes per element: two for bf16 and fp16, four for fp32; Adam keeps two fp32 moments. ZeRO's stages are those of
-Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054).
-"""
+Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -79,8 +78,7 @@ class StateSharding:
 class StateBytes(NamedTuple):
     """Bytes of one rank's states in one kind of memory.
 
-    `staging` are buffers that copies between the kinds of memory go through.
-    """
+    `staging` are buffers that copies between the kinds of memory go through."""
 
     parameters: int = 0
     gradients: int = 0
@@ -97,8 +95,7 @@ class RankStates(NamedTuple):
     """One rank's states on the GPU, in host memory and on NVMe, in bytes.
 
     `step` are bytes that exist on the GPU only while the optimizer steps, when activations are gone. `pinned` are the
-    host's page-locked blocks, in bytes each: torch's pinning allocator rounds them up to powers of two.
-    """
+    host's page-locked blocks, in bytes each: torch's pinning allocator rounds them up to powers of two."""
 
     gpu: StateBytes
     host: StateBytes = StateBytes()
@@ -130,8 +127,7 @@ def _replicated(training: ParameterGroups, sharding: StateSharding) -> RankState
     """`dsrun train --zero 0`: plain DDP, over fp32 weights unless --weights-dtype says otherwise; bf16 is
     torch.autocast's, which casts as it computes.
 
-    DDP's reducer keeps a second set of gradients in its buckets, as the Trainer leaves gradient_as_bucket_view off.
-    """
+    DDP's reducer keeps a second set of gradients in its buckets, as the Trainer leaves gradient_as_bucket_view off."""
     gradients = sharding.weights * training.trainable
     return RankStates(
         gpu=StateBytes(
@@ -149,8 +145,7 @@ def _replicated(training: ParameterGroups, sharding: StateSharding) -> RankState
 def partition(group: Sequence[int], world: int) -> int:
     """Elements of one rank's share of a parameter group, padded to an even number each.
 
-    (stage_1_and_2.py: flatten_dense_tensors_aligned to nccl_start_alignment_factor 2 × world size.)
-    """
+    (stage_1_and_2.py: flatten_dense_tensors_aligned to nccl_start_alignment_factor 2 × world size.)"""
     return ceil(sum(group) / (2 * world)) * 2
 
 
@@ -163,8 +158,7 @@ def owned(group: Sequence[int], sharding: StateSharding, rank: int | None) -> in
     """Elements of the whole tensors that a rank's share touches: their gradients stay until the step.
 
     A tensor that lies across two shares is held whole by both ranks. `rank` None: the most any rank holds. dsrun's
-    configurations deal tensors out in turn (round_robin_gradients) where gradients are copied to the host.
-    """
+    configurations deal tensors out in turn (round_robin_gradients) where gradients are copied to the host."""
     world = sharding.world
     share = partition(group, world)
     # Of the ranks that a tensor reaches, all but the first and the last hold nothing else.
@@ -287,8 +281,7 @@ def checkpoint_bytes(training: ParameterGroups, sharding: StateSharding) -> int:
     """One checkpoint of all ranks on disk: weights, master copy and moments.
 
     ZeRO stages 1 to 3 write the weights twice, once for DeepSpeed and once for from_pretrained; under LoRA only the
-    adapters. Plain DDP writes the weights once, in the dtype they were loaded in.
-    """
+    adapters. Plain DDP writes the weights once, in the dtype they were loaded in."""
     count = training.trainable
     saved = count if training.frozen and count < sum(training.frozen) else training.parameters
     if sharding.stage == 0:
