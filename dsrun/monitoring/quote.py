@@ -9,6 +9,8 @@ from dsrun.errors import UsageError
 from dsrun.runs.reader import RunHistory, read_history
 from dsrun.runs.records import LedgerRecord, finite, seconds_of, whole
 
+CPU = "CPU"
+"""The kind of a run without GPUs."""
 CHECKED_S = 60.0
 """A quote of so many of a run's first seconds is held against the rest of it."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -48,8 +50,9 @@ class Quote:
         return self.tokens / self.run.tokens_per_s / 3600
 
     @property
-    def gpu_hours(self) -> float:
-        return self.hours * self.run.gpus
+    def gpu_hours(self) -> float | None:
+        """None of a run on CPUs."""
+        return None if self.run.kind == CPU else self.hours * self.run.gpus
 
     @property
     def kwh(self) -> tuple[float, float] | None:
@@ -71,7 +74,7 @@ def measured(folder: Path) -> MeasuredRun:
     epochs = finite(last.get("epoch"))
     return MeasuredRun(
         gpus=whole(history.run.get("world_size")) or 1,
-        kind=str(kinds[0]) if kinds else "CPU",
+        kind=str(kinds[0]) if kinds else CPU,
         tokens=_tokens(last) - _tokens(first),
         seconds=_seconds(last) - _seconds(first),
         epoch=_tokens(last) / epochs if epochs else None,

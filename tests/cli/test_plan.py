@@ -364,6 +364,7 @@ def test_plan_quote_needs_one_amount(plan, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run" / "events.jsonl").write_text("")
+    (tmp_path / "run" / "run.json").write_text('{"world_size": 1, "gpus": ["NVIDIA H200"]}')
     quote = ("--quote", str(tmp_path / "run"))
     made = as_json(plan(*quote, "--tokens", "18M", "--price", "2", "--format", "json"))
     assert (made["tokens"], made["hours"], made["cost"]) == (18_000_000, pytest.approx(10), pytest.approx(20))

@@ -33,10 +33,10 @@ def measure(tmp_path):
 def test_plan_measure_quotes_by_real_steps(tiny, pairs, measure, tmp_path):
     """A training of far more steps is ended; epochs are those of its data, and no folder is left."""
     flags = ["train", "--model", tiny["t5"], "--train-file", pairs["train"], "--use-cpu", *SHORT, "--nproc", "1"]
-    done = measure("1s", "--epochs", "53", "--format", "json", "--", *flags, "--num-train-epochs", "100000")
+    done = measure("1s", "--epochs", "53", "--price", "2", "--format", "json", "--", *flags, "--num-train-epochs", "100000")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
-    assert made["gpu"] == "CPU"
+    assert (made["gpu"], made["gpu_hours"], made["cost"]) == ("CPU", None, None)
     assert made["measured_s"] >= 0.5
     assert made["hours"] == pytest.approx(made["tokens"] / made["tokens_per_s"] / 3600, rel=1e-3)
     lengths = [len(row["source"].split()) + len(row["target"].split()) for row in _rows(pairs["train"])]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dsrun.cli.output import refusal
-from dsrun.monitoring.quote import MeasuredRun, measured
+from dsrun.monitoring.quote import CPU, MeasuredRun, measured
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from dsrun.system.host import require_training_packages
@@ -50,7 +50,7 @@ def measure(text: str, flags: Sequence[str]) -> MeasuredRun | int:
         if len(_steps(run.metrics)) < 2:
             raise refusal("plan.steps")
         found = measured(run.path)
-    device = "the CPU" if found.kind == "CPU" else "the GPUs here"
+    device = "the CPU" if found.kind == CPU else "the GPUs here"
     print_note(f"these are steps of {device}, on this machine alone; saves come on top")
     return found
 

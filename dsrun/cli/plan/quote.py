@@ -25,7 +25,7 @@ def print_quote(given: dict[str, Any]) -> int:
             raise refusal("plan.epochs", run=given["quote"] or "the training")
         tokens = given["epochs"] * run.epoch
     quote = Quote(run=run, tokens=tokens)
-    cost = given["price"] and given["price"] * quote.gpu_hours
+    cost = given["price"] * quote.gpu_hours if given["price"] and quote.gpu_hours is not None else None
     if given["form"] == "json":
         energy = {"kwh": quote.kwh, "watts": run.watts, "limit_watts": run.limit_watts}
         hours = {"hours": quote.hours, "gpu_hours": quote.gpu_hours, "cost": cost}
@@ -40,12 +40,15 @@ def print_quote(given: dict[str, Any]) -> int:
             f"checked on it: after its first {CHECKED_S:.0f} s the rest took {run.check:+.1%} of what they foretold"
         )
     print_line()
-    print_line(f"{tokens:,.0f} tokens take {quote.hours:,.1f} hours, {quote.gpu_hours:,.1f} GPU hours")
+    of_gpus = "" if quote.gpu_hours is None else f", {quote.gpu_hours:,.1f} GPU hours"
+    print_line(f"{tokens:,.0f} tokens take {quote.hours:,.1f} hours{of_gpus}")
     if quote.kwh:
         least, most = quote.kwh
         print_line(f"energy of the GPUs: {least:,.1f} kWh at the power that was last read, at most {most:,.1f}")
     else:
         print_line("energy: not known, as no power was recorded")
+    if given["price"] and cost is None:
+        print_line("cost: not known, as no GPU was measured")
     if cost:
         print_line(f"cost: {cost:,.2f} at {given['price']:g} a GPU hour")
     return 0

@@ -41,6 +41,13 @@ def test_speed_leaves_out_what_came_before_the_first_step(tmp_path):
     assert (quote.hours, quote.gpu_hours) == pytest.approx((2.0, 8.0))
 
 
+def test_run_on_cpus_has_no_gpu_hours(tmp_path):
+    folder = write(tmp_path / "run", even(11))
+    (folder / "run.json").write_text('{"world_size": 4, "gpus": []}')
+    quote = Quote(run=measured(folder), tokens=7_200_000)
+    assert (quote.hours, quote.gpu_hours) == (pytest.approx(2.0), None)
+
+
 def test_only_the_last_attempt_counts(tmp_path):
     """What the ranks' second start took is no step."""
     moments = [*even(5), *((100, 100 + 2 * at) for at in range(1, 6))]
