@@ -33,7 +33,9 @@ def measure(tmp_path):
 def test_plan_measure_quotes_by_real_steps(tiny, pairs, measure, tmp_path):
     """A training of far more steps is ended; epochs are those of its data, and no folder is left."""
     flags = ["train", "--model", tiny["t5"], "--train-file", pairs["train"], "--use-cpu", *SHORT, "--nproc", "1"]
-    done = measure("1s", "--epochs", "53", "--price", "2", "--format", "json", "--", *flags, "--num-train-epochs", "100000")
+    done = measure(
+        "1s", "--epochs", "53", "--price", "2", "--format", "json", "--", *flags, "--num-train-epochs", "100000"
+    )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert (made["gpu"], made["gpu_hours"], made["cost"]) == ("CPU", None, None)
