@@ -10,7 +10,7 @@ from dsrun.zero.memory.model.architecture import ModelShapes, training
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.rank.activations import ActivationBytes, TokenBatch, activations
 from dsrun.zero.memory.rank.buffers import FRAGMENTATION, GATHERING, STEPPING, TAKEN, BufferBytes, buffers
-from dsrun.zero.memory.rank.optimizers import ADAMW, state_bytes
+from dsrun.zero.memory.rank.optimizers import ADAMW, lifted_bytes, state_bytes
 from dsrun.zero.memory.rank.states import FP32, RankStates, StateOffload, StateSharding, states
 
 
@@ -119,6 +119,10 @@ def _states(model: ModelShapes, lora: int | None, bits: int | None, sharding: St
 def sharding_of(request: PlanRequest, strategy: ZeroStrategy) -> StateSharding:
     """The strategy over the request's ranks. Without a global batch a step may have any number of micro batches."""
     share = request.global_batch and request.global_batch // request.groups
+    moments = state_bytes(request.optimizer, stage=strategy.stage, weights=request.weights)
+    if request.lora is None:  # adapters are hidden matrices
+        lifted = lifted_bytes(request.optimizer, request.model, stage=strategy.stage)
+        moments += lifted / trained_groups(request.model, None, None).trainable
     return StateSharding(
         stage=strategy.stage,
         offload=strategy.offload,
@@ -127,8 +131,7 @@ def sharding_of(request: PlanRequest, strategy: ZeroStrategy) -> StateSharding:
         accumulates=share != 1,
         persistence=request.sizes.persistence,
         sub_group=request.sizes.sub_group,
-        moments=state_bytes(request.optimizer, stage=strategy.stage, weights=request.weights)
-        / (2 if strategy.bf16_master else 1),
+        moments=moments / (2 if strategy.bf16_master else 1),
         bf16_master=strategy.bf16_master,
         weights=request.weights,
         nvme_buffer=nvme_buffer(request.model.largest, request.cluster.world),

@@ -6,6 +6,7 @@ elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest."""
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.zero.memory.model.architecture import ModelShapes
 
 ADAMW = "adamw_torch"
 """As the stock Trainer has it, torch's AdamW over lists of tensors, which makes the roots of all second moments at a
@@ -35,6 +36,22 @@ def state_bytes(name: str, *, stage: int, weights: int = 4) -> float:
     full, eight, four = _STATES[name]
     width = weights if stage == 0 and name.startswith(("adamw_torch", "rmsprop", "adagrad")) else 4
     return width * full + (1 + _SCALE) * eight + (0.5 + 2 * _SCALE) * four
+
+
+def lifted_bytes(name: str, model: ModelShapes, *, stage: int) -> float:
+    """Bytes of states, of all of a model in training, beyond `state_bytes`.
+
+    The Trainer has bitsandbytes keep those of embeddings in fp32 instead of 8 bits (transformers 5.23, trainer.py,
+    create_optimizer), which it cannot in ZeRO's flat shares. DeepSpeed's Muon leaves to Adam what is no hidden
+    matrix."""
+    eight = _STATES[name][1]
+    if name == "muon":
+        more, kinds = 4.0, ("embedding", "head", "vector")
+    elif eight and stage == 0 and not name.startswith("adamw_torch"):
+        more, kinds = eight * (4 - 1 - _SCALE), ("embedding",)
+    else:
+        return 0.0
+    return more * sum(weight.elements for weight in model.tensors() if weight.kind in kinds)
 
 
 def of_deepspeed(kind: str) -> str:

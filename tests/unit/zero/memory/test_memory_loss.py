@@ -14,6 +14,7 @@ from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.plan_request import PlanRequest, cluster
 from dsrun.zero.memory.rank.activations import LIGER, TokenBatch, activations
 from dsrun.zero.memory.rank.loss import LogitShape, liger_loss, stock_loss, trl_loss
+from dsrun.zero.memory.rank.optimizers import state_bytes
 
 LLAMA = describe(memory_cases.LLAMA_1B)
 T5 = describe(memory_cases.T5_LARGE)
@@ -79,6 +80,29 @@ def test_optimizer_over_lists_makes_all_roots_at_a_time():
     listed, fused = (gpu(ask(optimizer=name), RECOMPUTING, 1).states for name in ("adamw_torch", "adamw_torch_fused"))
     assert listed.step - fused.step == 4 * LLAMA.parameters
     assert gpu(ask(optimizer="adamw_torch", trainer="dsrun"), RECOMPUTING, 1).states.step == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "more"),
+    [
+        ("adamw_bnb_8bit", 0, 2 * (4 - 1 - 4 / 256)),
+        ("adamw_bnb_8bit", 2, 0),
+        ("adamw_torch_8bit", 0, 0),
+        ("lion_8bit", 0, 4 - 1 - 4 / 256),
+    ],
+)
+def test_states_of_embeddings_in_fp32(name, stage, more):
+    """bitsandbytes' in 8 bits, as the Trainer asks for; nowhere in ZeRO's flat shares, nor torchao's."""
+    table = LLAMA.vocabulary * LLAMA.hidden
+    usual = state_bytes(name, stage=stage) * LLAMA.parameters
+    found = gpu(ask(optimizer=name, stage=stage), replace(RECOMPUTING, stage=stage), 1).states.gpu.optimizer
+    assert found == pytest.approx(usual + more * table, rel=1e-6)
+
+
+def test_muon_leaves_embeddings_and_vectors_to_adam():
+    found = gpu(ask(optimizer="muon", stage=2), replace(RECOMPUTING, stage=2), 1).states.gpu.optimizer
+    rest = sum(weight.elements for weight in LLAMA.tensors() if weight.kind != "linear")
+    assert found == pytest.approx(4 * LLAMA.parameters + 4 * rest, rel=1e-6)
 
 
 def test_peft_turns_what_is_not_quantised_into_fp32():
