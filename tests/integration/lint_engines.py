@@ -33,7 +33,8 @@ def verdict(config: dict) -> str:
     try:
         engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
         ones = torch.ones(1, 8, dtype=next(engine.module.parameters()).dtype)
-        for _ in range(2 * round(engine.gradient_accumulation_steps())):
+        # Of ZenFlow's engine that is 0.
+        for _ in range(2 * max(1, round(engine.gradient_accumulation_steps()))):
             engine.backward(engine(ones).float().sum())
             engine.step()
         is_finite = bool(engine(ones).isfinite().all())
