@@ -10,22 +10,19 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from bench.lint_configs import configuration
+from bench.processes import HOUR_S, first_text
 from dsrun.zero.lint.config_check import check
 from tests.integration.lint_engines import prepare, verdict
 
@@ -34,7 +31,6 @@ ENGINE_S = 90
 PROGRESS = 25
 """Configurations from one line of progress to the next."""
 WARM = {"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
-_FORK = multiprocessing.get_context("fork")
 _NAMES = {(True, True): "both refuse", (False, False): "both accept"}
 
 
@@ -49,16 +45,15 @@ def main(words: Sequence[str] = ()) -> bool:
     prepare({})
     _import_what_engines_do()
     began, counts = time.monotonic(), Counter[str]()
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=_FORK) as lanes:
-        for (config, world), truth in zip(cases, lanes.map(engine_says, cases), strict=True):
-            errors = linter_says(config, world)
-            name = _NAMES.get((bool(errors), bool(truth)), "disagreements")
-            counts[name] += 1
-            if counts.total() % PROGRESS == 0:
-                print(f"{counts.total()} of {len(cases)}", file=sys.stderr, flush=True)
-            if name == "disagreements":
-                print(f"{world} rank{'s' * (world > 1)}: {json.dumps(config)}\n  engine: {truth or 'trains'}")
-                print(f"  linter: {'; '.join(errors) or 'no error'}", flush=True)
+    for config, world in cases:
+        truth, errors = engine_says(config, world), linter_says(config, world)
+        name = _NAMES.get((bool(errors), bool(truth)), "disagreements")
+        counts[name] += 1
+        if counts.total() % PROGRESS == 0:
+            print(f"{counts.total()} of {len(cases)}", file=sys.stderr, flush=True)
+        if name == "disagreements":
+            print(f"{world} rank{'s' * (world > 1)}: {json.dumps(config)}\n  engine: {truth or 'trains'}")
+            print(f"  linter: {'; '.join(errors) or 'no error'}", flush=True)
     took = time.monotonic() - began
     shown = ", ".join(f"{name} {counts[name]}" for name in (*_NAMES.values(), "disagreements"))
     print(f"seed {given.seed}: {given.configs} configurations, {given.configs / took:.2f} a second: {shown}")
@@ -71,52 +66,19 @@ def linter_says(config: dict[str, Any], world: int) -> list[str]:
     return [f"{each.code} {each.where}" for each in found if each.level == "error"]
 
 
-def engine_says(case: tuple[dict[str, Any], int]) -> str:
+def engine_says(config: dict[str, Any], world: int) -> str:
     """The error that a rank of the configuration's engines ends in, or how it dies; empty where all take their steps.
     The ranks are forks, so that nothing of them stays."""
-    config, world = case
-    running: dict[Connection, Any] = {}
     with tempfile.TemporaryDirectory(prefix="dsrun-lint-") as folder:
-        for rank in range(world):
-            receiver, sender = _FORK.Pipe(duplex=False)
-            args = (config, rank, world, Path(folder), sender)
-            running[receiver] = _FORK.Process(target=_rank, args=args, daemon=True)
-            running[receiver].start()
-            sender.close()
-        ranks = [*running.values()]
-        try:
-            return _first_error(running)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+        return first_text(_rank, [(config, rank, world, Path(folder)) for rank in range(world)], limit_s=ENGINE_S)
 
 
-def _first_error(running: dict[Connection, Any]) -> str:
-    while running:
-        for each in wait(list(running)):
-            assert isinstance(each, Connection)
-            process = running.pop(each)
-            try:
-                answer = each.recv()
-            except EOFError:
-                process.join()
-                code = process.exitcode
-                answer = f"did not end in {ENGINE_S} s" if code == -signal.SIGALRM else f"died with exit code {code}"
-            if answer:
-                return str(answer)
-    return ""
-
-
-def _rank(config: dict[str, Any], rank: int, world: int, folder: Path, answer: Connection) -> None:
+def _rank(config: dict[str, Any], rank: int, world: int, folder: Path) -> str:
     _begin(rank, world, folder)
-    answer.send(verdict(config))
-    answer.close()
-    os._exit(0)
+    return verdict(config)
 
 
 def _begin(rank: int, world: int, folder: Path) -> None:
-    signal.alarm(ENGINE_S)  # whose default ends the process, whatever it waits for
     os.environ |= _place(rank, world)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -134,26 +96,20 @@ def _begin(rank: int, world: int, folder: Path) -> None:
 
 def _import_what_engines_do() -> None:
     """An engine imports for far longer than it trains: once for all forks, what one has imported in a fork."""
-    receiver, sender = _FORK.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="dsrun-lint-") as folder:
-        process = _FORK.Process(target=_imported_by_engines, args=(Path(folder), sender), daemon=True)
-        process.start()
-        sender.close()
-        names = receiver.recv()
-        process.join()
-    for name in names:
+        names = first_text(_imported_by_engines, [(Path(folder),)], limit_s=HOUR_S)
+    for name in names.split():
         with suppress(Exception):  # modules that make others by themselves
             import_module(name)
     # memory_breakdown has an engine collect garbage at every turn, seconds each with all these modules.
     gc.freeze()
 
 
-def _imported_by_engines(folder: Path, answer: Connection) -> None:
+def _imported_by_engines(folder: Path) -> str:
     _begin(0, 1, folder)
     for stage in (1, 3):
         verdict(WARM | {"zero_optimization": {"stage": stage}})
-    answer.send([*sys.modules])
-    os._exit(0)
+    return " ".join(sys.modules)
 
 
 def _place(rank: int, world: int) -> dict[str, str]:

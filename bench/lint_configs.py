@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -114,19 +115,22 @@ def configuration(seed: int, number: int) -> tuple[dict[str, Any], int]:
     """The configuration of that number and the ranks to give it to; the same for the same two."""
     chance = random.Random(f"{seed}/{number}")
     world = chance.choice((1, 2))
-    while True:
-        made = _batch(chance, world) | _some(chance, TOP, 0.12)
-        if chance.random() < 0.85:
-            made["zero_optimization"] = _zero(chance)
-        if chance.random() < 0.4:
-            name, values = chance.choice((("bf16", BF16), ("fp16", FP16)))
-            made[name] = chance.choice(values if chance.random() < 0.5 else values[:1])
-        made |= {name: chance.choice(values) for name, values in BLOCKS.items() if chance.random() < 0.03}
-        made["optimizer"] = _optimizer(chance)
-        if chance.random() < 0.3:
-            made["scheduler"] = _scheduler(chance)
-        if not needs_gpu(made):
-            return made, world
+    drawn = (_drawn(chance, world) for _ in itertools.count())
+    return next(made for made in drawn if not needs_gpu(made)), world
+
+
+def _drawn(chance: random.Random, world: int) -> dict[str, Any]:
+    made = _batch(chance, world) | _some(chance, TOP, 0.12)
+    if chance.random() < 0.85:
+        made["zero_optimization"] = _zero(chance)
+    if chance.random() < 0.4:
+        name, values = chance.choice((("bf16", BF16), ("fp16", FP16)))
+        made[name] = chance.choice(values if chance.random() < 0.5 else values[:1])
+    made |= {name: chance.choice(values) for name, values in BLOCKS.items() if chance.random() < 0.03}
+    made["optimizer"] = _optimizer(chance)
+    if chance.random() < 0.3:
+        made["scheduler"] = _scheduler(chance)
+    return made
 
 
 def needs_gpu(config: dict[str, Any]) -> bool:

@@ -13,10 +13,12 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -210,6 +212,43 @@ def forked(work: Callable[..., None], *args: object, what: str, limit_s: float, 
     if process.exitcode:
         sys.exit(f"error: {what} failed with exit code {process.exitcode}")
     return list(numbers)
+
+
+def first_text(work: Callable[..., str], calls: Sequence[tuple[object, ...]], *, limit_s: float) -> str:
+    """Of forks of this process, one for each call and all at a time, the first text that is not empty of those that
+    `work(*call)` returns, or how a fork ended that returned none; empty where none has any."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="dsrun-bench-") as folder:
+        forks = {}
+        for number, call in enumerate(calls):
+            answer = Path(folder, str(number))
+            process = fork.Process(target=_answer, args=(answer, work, call), daemon=True)
+            process.start()
+            forks[process.sentinel] = (process, answer)
+        left, ends = set(forks), time.monotonic() + limit_s
+        try:
+            while left and (ended := wait(left, max(0.0, ends - time.monotonic()))):
+                left.difference_update(ended)
+                if text := next(filter(None, (_text_of(*forks[each]) for each in ended)), ""):
+                    return text
+            return f"did not end in {limit_s:g} s" if left else ""
+        finally:
+            for process, _ in forks.values():
+                process.kill()
+                process.join(KILLED_S)
+
+
+def _answer(answer: Path, work: Callable[..., str], call: tuple[object, ...]) -> None:
+    """Without what this process would do at its end."""
+    try:
+        answer.write_text(work(*call))
+    finally:
+        os._exit(0 if answer.exists() else 1)
+
+
+def _text_of(process: Any, answer: Path) -> str:
+    process.join(KILLED_S)
+    return answer.read_text() if answer.exists() else f"died with exit code {process.exitcode}"
 
 
 def _group(process: psutil.Process) -> int | None:

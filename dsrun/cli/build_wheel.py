@@ -35,9 +35,8 @@ def build(
     for name, value in {**given, "output": output}.items():
         # An unset variable of a script must not start an hour of the default build.
         if isinstance(value, str) and not value.strip():
-            raise UsageError(
-                f"{name.upper() if name == 'package' else f'--{name}'} is empty", fix="give it a value, or remove it"
-            )
+            flag = {"package": "PACKAGE", "source": "--source or --deepspeed"}.get(name, f"--{name}")
+            raise UsageError(f"{flag} is empty", fix="give it a value, or remove it")
     if output is not None:
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():

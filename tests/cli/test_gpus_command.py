@@ -127,7 +127,7 @@ def test_gpus_table_and_notes_on_unknown_names(dsrun):
     assert done.stderr.splitlines() == [
         "note: 'rtx 4000' may be Quadro RTX 4000 or RTX 4000 Ada, which differ; write the full name",
         "note: no GPU called 'b20' is known; did you mean B200 or GB200?",
-        "note: no GPU called 'MI300X' is known",
+        "note: MI300X is an AMD card; dsrun builds for CUDA",
     ]
 
 

@@ -243,10 +243,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
     def _rotate(self, save: CheckpointSave) -> None:
         # The stock rotation goes by the folders' times (sort_checkpoints, use_mtime), which a copied run folder does
         # not keep, and counts checkpoints that are not whole.
-        if self._complete is None:  # those of earlier attempts are checked once
-            self._complete = {step for step, _ in complete_checkpoints(save.run)}
-        self._complete.add(save.step)
-        steps = [step for step, _ in save.run.checkpoints() if step in self._complete]
+        steps = self._complete_steps(save)
         protected = {save.step, self.state.best_global_step or save.step}
         if self.state.best_model_checkpoint:
             protected.add(int(Path(self.state.best_model_checkpoint).name.rpartition("-")[2]))
@@ -258,6 +255,12 @@ class CheckpointingTrainer(Seq2SeqTrainer):
                 logger.exception("checkpoint-%d could not be deleted", step)
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
+
+    def _complete_steps(self, save: CheckpointSave) -> list[int]:
+        if self._complete is None:  # those of earlier attempts are checked once
+            self._complete = {step for step, _ in complete_checkpoints(save.run)}
+        self._complete.add(save.step)
+        return [step for step, _ in save.run.checkpoints() if step in self._complete]
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """No save may be under way any more."""

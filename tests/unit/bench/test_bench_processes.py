@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.processes import LimitedProcess, forked, run
+from bench.processes import LimitedProcess, first_text, forked, run
 from tests.processes import left_of, wait_for
 from tests.waits import waits
 
@@ -133,6 +133,21 @@ def test_limit_counts_from_the_last_renewal():
         with pytest.raises(SystemExit):
             process.check()
     assert process.poll() is not None
+
+
+def said(text):
+    if text == "dies":
+        os._exit(3)
+    if text == "waits":
+        time.sleep(999)
+    return text
+
+
+def test_first_text_of_forks_ends_the_others():
+    assert first_text(said, [("",), ("",)], limit_s=60) == ""
+    assert first_text(said, [("waits",), ("no",)], limit_s=60) == "no"
+    assert first_text(said, [("",), ("dies",)], limit_s=60) == "died with exit code 3"
+    assert first_text(said, [("",), ("waits",)], limit_s=1) == "did not end in 1 s"
 
 
 def numbers(work):

@@ -23,7 +23,7 @@ FILE = re.compile(r"(?<![\w./*{-])(?:[\w-]+/)*[\w-]+\.(?:py|toml|j2|bash)\b")
 FOREIGN_FILES = {
     *("my_train.py", "mine.py", "my_plugin.py", "x.py", "zero_to_fp32.py"),
     *("run_translation.py", "run_summarization.py", "run_clm.py"),
-    "labels.toml",
+    *("labels.toml", "setup.py"),
 }
 FOREIGN_FOLDERS = ("deepspeed/", "transformers/", "torchao/", "runtime/", "integrations/")
 # Of sbatch and srun; of mpirun, jsrun and flux; of docker, kubectl and node_exporter; of pip, uv and cuobjdump; of

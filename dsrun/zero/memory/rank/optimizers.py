@@ -46,9 +46,9 @@ def lifted_bytes(name: str, model: ModelShapes, *, stage: int) -> float:
     matrix."""
     eight = _STATES[name][1]
     if name == "muon":
-        more, kinds = 4.0, ("embedding", "head", "vector")
+        more, kinds = 4.0, {"embedding", "head", "vector"}
     elif eight and stage == 0 and not name.startswith("adamw_torch"):
-        more, kinds = eight * (4 - 1 - _SCALE), ("embedding",)
+        more, kinds = eight * (4 - 1 - _SCALE), {"embedding"}
     else:
         return 0.0
     return more * sum(weight.elements for weight in model.tensors() if weight.kind in kinds)
