@@ -21,7 +21,7 @@ from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, cluster, default_precision
 from dsrun.zero.memory.plan_text import CommandOptions, as_json, command_lines
 from dsrun.zero.memory.rank.activations import LIGER
-from dsrun.zero.memory.rank.optimizers import DEFAULT, FUSED
+from dsrun.zero.memory.rank.optimizers import usual_optimizer
 from dsrun.zero.memory.rank.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
@@ -153,7 +153,7 @@ def _request(model: ModelShapes, given: dict[str, Any], cluster: GpuCluster) -> 
         checkpointing=given["gradient_checkpointing"],
         stage=int(given["zero"]) if given["zero"] else None,
         micro_batch=given["micro_batch_size"],
-        optimizer=given["optim"] or (DEFAULT if given["trainer"] == "dsrun" else FUSED),
+        optimizer=given["optim"] or usual_optimizer(given["trainer"]),
         weights=FP32 if given["weights_dtype"] == "float32" else 2,
         sequence_parallel=given["sequence_parallel"],
         trainer=given["trainer"], rows=2 if given["task"] == "dpo" else 1,

@@ -64,7 +64,7 @@ def python_arguments(request: PlanRequest, row: PlanCandidate, options: CommandO
         return None
     name = {"hf": "TrainingArguments", "trl": "DPOConfig" if request.rows > 1 else "SFTConfig"}[request.trainer]
     file = options.deepspeed or (CONFIG_FILE if row.strategy.stage else None)
-    more = {"usual_optimizer": optimizers.DEFAULT, "deepspeed": file}
+    more = {"usual_optimizer": optimizers.usual_optimizer(request.trainer), "deepspeed": file}
     return f"{name}({', '.join(_words('arguments', request=request, row=row, strategy=row.strategy, **more))})"
 
 
@@ -156,7 +156,7 @@ def header(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> 
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
     share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
-    names = SubjectNames(request, {}, usual_optimizer=optimizers.DEFAULT, fp32=FP32)
+    names = SubjectNames(request, {}, usual_optimizer=optimizers.usual_optimizer(request.trainer), fp32=FP32)
     named = ((text, evaluate(value, names)) for text, value in _TABLE["fixed"])
     fixed = [text.format(value) for text, value in named if value is not None]
     lengths = f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"

@@ -17,9 +17,15 @@ DEFAULT = ADAMW
 TORCH_ADAMW = (ADAMW, FUSED)
 _SCALE = 4 / 256
 
+
 _STATES: dict[str, list[int]] = toml_beside(__file__)["states"]
 _OF_DEEPSPEED: dict[str, str] = toml_beside(__file__)["deepspeed"]
 _FACTORED = ("adafactor",)
+
+
+def usual_optimizer(trainer: str) -> str:
+    """The one of a training that names none."""
+    return DEFAULT if trainer == "dsrun" else FUSED
 
 
 def state_bytes(name: str, *, stage: int, weights: int = 4) -> float:
