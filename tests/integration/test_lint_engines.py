@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 
 
+CYCLE = {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3}
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
 ZENFLOW = {"select_strategy": "step", "select_interval": 8}
 # Refused before an optimizer is made, so DeepSpeed's own is not compiled.
@@ -153,6 +154,9 @@ FAIL = [
     ("unknown_scheduler", config(**warmup("WarmupLinearLR"))),
     ("unknown_scheduler", config({"stage": 2}, **warmup("CosineAnnealingLR", T_max=2))),
     ("scheduler_param", config(scheduler={"type": "WarmupLR"})),
+    ("scheduler_param", config(scheduler={"type": "LRRangeTest", "params": {"lr_range_test_step_size": 0}})),
+    ("scheduler_param", config(scheduler={"type": "OneCycle", "params": CYCLE | {"cycle_first_step_size": 0}})),
+    ("scheduler_param", config(scheduler={"type": "OneCycle", "params": CYCLE | {"cycle_second_step_size": -1}})),
     ("scheduler_param", config(**warmup("WarmupDecayLR", warmup_num_steps=10))),
     ("scheduler_param", config(**warmup("WarmupCosineLR", total_num_steps=5, warmup_max_lr=1e-3))),
     ("scheduler_warmup", config(**warmup(warmup_num_steps=0))),

@@ -303,6 +303,22 @@ def test_scheduler_warmup_max_lr_overrides_optimizer_lr():
     assert "the scheduler's holds" in only(config, "scheduler_warmup").message
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "wrong", "right"),
+    [
+        ("LRRangeTest", "lr_range_test_step_size", (0, -1, 2.5), 200),
+        ("OneCycle", "cycle_first_step_size", (0, -1), 2.5),
+        ("OneCycle", "cycle_second_step_size", (-1,), 0),
+    ],
+)
+def test_scheduler_step_sizes_are_above_zero(kind, name, wrong, right):
+    fixed = {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3} if kind == "OneCycle" else {}
+    for value in (*wrong, right):
+        config = {**zero(1), "scheduler": {"type": kind, "params": fixed | {name: value}}}
+        told = [code for _, code, _ in found(config) if code == "scheduler_param"]
+        assert len(told) == (value != right), value
+
+
 def test_scheduler_warmup_longer_than_training():
     params = {"total_num_steps": 10, "warmup_num_steps": 100, "warmup_max_lr": 1e-3}
     config = {**zero(1), "scheduler": {"type": "WarmupDecayLR", "params": params}}
