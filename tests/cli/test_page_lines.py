@@ -41,7 +41,7 @@ ENDING = {
 # These would train, or need a cluster, machines, a compiler, a running job, weights or a checkpoint: they are parsed.
 PARSED = (
     *("jobs", "cluster", "stacks", "export ", "wheel", "build-wheel", "verify-wheel"),
-    *("checkpoint verify", "certify", "doctor --nodes", "doctor --ranks", "init --slurm"),
+    *("checkpoint verify", "certify", "doctor --nodes", "doctor --ranks", "init --slurm", "plan --measure"),
 )
 # A page shows how it is refused.
 REFUSED = "--notify https:"
