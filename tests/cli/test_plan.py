@@ -381,6 +381,8 @@ def test_plan_quote_needs_one_amount(plan, tmp_path):
         (("--measure", "60s", "--", "train", "--model", "m"), "--tokens"),
         (("--measure", "60s", "--tokens", "1B", "--quote", "run", "--", "train", "--model", "m"), "--quote"),
         (("--measure", "60", "--tokens", "1B", "--", "train", "--model", "m"), "60s"),
+        (("--measure", "60s", "--tokens", "1B", "--lora", "8", "--", "train", "--model", "m"), "after --"),
+        (("--quote", "run", "--tokens", "1B", "--gpus", "h100:8"), "--price"),
         (("--measure", "60s", "--tokens", "many", "--", "train", "--model", "m"), "--tokens"),
     ],
 )

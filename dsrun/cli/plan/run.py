@@ -273,9 +273,10 @@ def _print(
     if call := plan_text.python_arguments(made.request, made.choice, options):
         print_line("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
         print_line(f"# your script: {call}")
-    elif options.trained and not options.data:
+    elif options.trained and not (given["train_file"] or given["dataset"]):
         print_line("# your data: --train-file FILE or --dataset NAME")
-        print_line("# without, the built-in demo data is used")
+        if not options.data:
+            print_line("# without, the built-in demo data is used")
 
 
 def _print_remedies(made: MemoryPlan) -> None:

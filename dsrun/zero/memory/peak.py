@@ -152,7 +152,8 @@ def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPe
         held, kept = _with_quantised(request, work, held, kept)
     if request.beside:
         held = _with_other(held, request.beside.parameters, sharding)
-        if request.trainer == "dsrun":  # TRL's has tiles of logits, as its model
+        # A teacher's logits are there with the student's; DPO's reference has given its back by then.
+        if request.rows == 1:
             other = work.width * work.micro_batch * work.length * request.beside.vocabulary
             kept = kept._replace(logits=kept.logits + other)
     # ZeRO-3 has a place for its shares of them all the time.
