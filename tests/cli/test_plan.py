@@ -357,6 +357,46 @@ def test_plan_quantization_needs_lora(plan, model):
     assert "--lora" in done.stderr
 
 
+def test_plan_for_the_stock_trainer(plan, model):
+    """More for its loss, its arguments in place of `dsrun train`, and with --explain each part's formula and source."""
+    asked = (
+        "--model",
+        model(LLAMA_8B),
+        "--gpus",
+        "h100-80:8",
+        "--zero",
+        "3",
+        "--micro-batch-size",
+        "1",
+        "--max-length",
+        "8192",
+    )
+    ours, theirs = (
+        as_json(plan(*asked, "--trainer", name, "--explain", "--format", "json")) for name in ("dsrun", "hf")
+    )
+    sizes = [{part["name"]: part["size"] for part in made["explain"]} for made in (ours, theirs)]
+    assert sizes[1]["logits and loss"] == 12 * 8192 * LLAMA_8B["vocab_size"] > sizes[0].get("logits and loss", 0)
+    assert ours["arguments"] is None
+    assert theirs["arguments"].startswith("TrainingArguments(deepspeed='ds.json', bf16=True")
+    assert [line.split()[1] for line in theirs["commands"]] == ["config"]
+    assert all(part["source"] for part in theirs["explain"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "named"),
+    [
+        ("llama", ("--trainer", "hf", "--task", "dpo"), "--trainer hf"),
+        ("llama", ("--trainer", "trl", "--calibrate"), "--calibrate"),
+        ("t5", ("--trainer", "trl"), "--trainer trl"),
+        ("t5", ("--task", "dpo"), "--task dpo"),
+    ],
+)
+def test_plan_of_other_trainers_refuses(plan, model, kind, args, named):
+    done = plan("--model", model(T5 if kind == "t5" else LLAMA_8B), "--gpus", "h100-80:1", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+
+
 def test_plan_quote_needs_one_amount(plan, tmp_path):
     """Of a run that has logged its steps; price and hours agree."""
     rows = [{"time": f"2026-11-28T00:00:{at:02}.000Z", "elapsed": at, "step": at, "loss": 1.0, "tokens": 500 * at}

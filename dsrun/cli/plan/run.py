@@ -208,8 +208,10 @@ def _cluster(given: dict[str, Any]) -> GpuCluster | None:
 def _beside(given: dict[str, Any], model: ModelShapes) -> ModelShapes | None:
     """The shapes of DPO's reference, which is the model itself where only adapters train, or of --teacher. Raises
     UsageError for what `dsrun train` would refuse."""
-    if given["task"] == "dpo" and model.seq2seq:
-        raise refusal("plan.pairs")
+    for flag in ("--task dpo", "--trainer trl") if model.seq2seq else ():
+        name, value = flag.removeprefix("--").split()
+        if given[name] == value:
+            raise refusal("plan.causal", flag=flag)
     if given["teacher"] is None:
         return model if given["task"] == "dpo" and not given["lora"] else None
     shapes = count(find(_model_folder(given["teacher"], given["hub"])), meta=False, from_scratch=False).architecture

@@ -54,6 +54,7 @@ def _names(request: PlanRequest, row: PlanCandidate) -> SubjectNames:
         moments=sharding.moments, optimizer=request.optimizer, persistence=sharding.persistence,
         summed=sums_in_fp32(request, strategy, micro), bucket=request.sizes.reduce_bucket,
         samples=work.micro_batch, length=work.length, hidden=model.hidden, vocabulary=model.vocabulary,
+        copied="fp32" if work.autocast or not model.seq2seq else request.precision,
         residual=FP32 if work.residual else work.width, per_token=row.gpu.activations.kept / (tokens * layers),
         loss="dsrun" if loss == "stock" and request.trainer == "dsrun" else loss,
     )  # fmt: skip

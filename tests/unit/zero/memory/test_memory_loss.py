@@ -132,6 +132,15 @@ def test_explained_parts_are_the_whole_peak(trainer, stage):
     assert all(part.formula and part.source for part in parts)
 
 
+def test_explained_copies_are_in_the_dtype_of_the_loss():
+    """T5's loss stays in bf16 unless autocast computes it."""
+    wide = replace(T5, vocabulary=400_000)
+    for model, stage, dtype in ((wide, 2, "bf16"), (wide, 0, "fp32"), (LLAMA, 2, "fp32")):
+        request = ask(model=model, stage=stage, source_length=8, checkpointing="on", preset="aggressive")
+        found = {part.name: part.formula for part in explain(request, plan(request).choice)}
+        assert f"in {dtype}:" in found["logits and loss"]
+
+
 def test_each_part_of_liger_is_explained_by_what_it_saves():
     request = ask(liger=LIGER, stage=2, checkpointing="off")
     saved = {part.name: part.size for part in explain(request, plan(request).choice) if part.name.startswith("saved")}
