@@ -143,6 +143,12 @@ class Process(subprocess.Popen):
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """A test that has taken too long ends here, too: it would wait for the fork without a limit."""
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         return self._told(0)
 

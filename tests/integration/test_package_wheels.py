@@ -87,7 +87,7 @@ def test_wheel_of_another_package_is_taken_from_a_store(scatter_wheel, scatter_t
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1500)
 def test_released_sources_are_compiled_and_load(scatter_sdist, tmp_path):
     builder = Builder(tmp_path)
     (builder.cache / "sdists").mkdir(parents=True)

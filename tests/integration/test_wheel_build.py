@@ -31,7 +31,7 @@ from tests.integration.conftest import SHORT, dsrun, many_engines
 from tests.integration.kept import kept, user_cache
 
 # Cold and on a busy machine, the wheel of the first test takes almost the half hour that others have.
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1500)]
 
 # `make test` asks for a compiler and no more; .ci/run installs libaio, so that there it is built and used.
 LIBAIO = Path("/usr/include/libaio.h").exists()

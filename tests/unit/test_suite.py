@@ -73,6 +73,13 @@ def test_forkserver_heavy_has_torch_imported():
     assert HEAVY.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
+def test_test_that_ends_early_does_not_wait_for_its_fork():
+    """As one does that has taken too long."""
+    with pytest.raises(TimeoutError), LIGHT.popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+        raise TimeoutError
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_reaper_kills_what_a_killed_session_leaves():
     """A process in a session of its own goes with the killed test session."""
     with subprocess.Popen([sys.executable, "-c", LEAVE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as session:
