@@ -59,7 +59,7 @@ class ForkServer:
         self._begin()
         argv = [str(word) for word in argv]
         if _request(argv, options) is None or not self._fits(options.get("env")):
-            return subprocess.Popen(argv, **options)
+            return Killed(argv, **options)
         return Process(self, argv, **options)
 
     def run(self, argv: Sequence[str], *, capture_output: bool = False, **options: Any) -> Any:
@@ -127,7 +127,17 @@ def _request(argv: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any] 
     }
 
 
-class Process(subprocess.Popen):
+class Killed(subprocess.Popen):
+    """Its `with` block kills it when it ends in an error, as that of a test which has taken too long: a Popen's waits
+    without a limit."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
+class Process(Killed):
     """A fork of the server's with all that a Popen has."""
 
     def __init__(self, server: ForkServer, argv: Sequence[str], **options: Any) -> None:
@@ -142,12 +152,6 @@ class Process(subprocess.Popen):
         self._answer, self.pid = self._server.fork(self._request, streams)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """A test that has taken too long ends here, too: it would wait for the fork without a limit."""
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *rest)
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         return self._told(0)

@@ -73,10 +73,13 @@ def test_forkserver_heavy_has_torch_imported():
     assert HEAVY.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
-def test_test_that_ends_early_does_not_wait_for_its_fork():
+@pytest.mark.parametrize("env", [{}, {"PYTHONHASHSEED": "5"}], ids=["forked", "started"])
+def test_test_that_ends_early_does_not_wait_for_its_process(env):
     """As one does that has taken too long."""
-    with pytest.raises(TimeoutError), LIGHT.popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+    argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with pytest.raises(TimeoutError), LIGHT.popen(argv, env=os.environ | env) as process:
         raise TimeoutError
+    assert isinstance(process, Process) is not bool(env)
     assert process.returncode == -signal.SIGKILL
 
 
